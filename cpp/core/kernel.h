@@ -1,0 +1,55 @@
+// The rows of the dispatch tables. A backend defines its rows; core declares them here and reaches
+// backends in no other way.
+#pragma once
+
+#include <cstddef>
+
+#include "core/problem.h"
+
+namespace gdn {
+
+// One kernel of an operation. All members are set; `refuse` returns null or a static reason.
+template <class Problem>
+struct Row {
+  const char* name;
+  const char* (*description)();
+  const char* (*refuse)(const Problem&);
+  size_t (*workspace)(const Problem&);  // bytes, from host integers alone
+  void (*launch)(const Problem&);
+};
+
+using PrefillRow = Row<PrefillProblem>;
+using DecodeRowKernel = Row<DecodeProblem>;
+
+extern const PrefillRow kPrefillCpu;
+extern const DecodeRowKernel kDecodeCpu;
+
+// Operations that every device serves in one way.
+struct PageTableKernels {
+  void (*prefill_slots)(const PageTableProblem&);
+  void (*decode_slots)(const PageTableProblem&);
+  void (*validate)(const PageTableProblem&);  // writes problem.report
+  size_t (*validate_workspace)(const PageTableProblem&);
+  void (*page_stats)(const PageStatsProblem&);
+};
+
+extern const PageTableKernels kPageTableCpu;
+
+#if defined(GDN_WITH_CUDA)
+extern const PrefillRow kPrefillCudaSm90;
+extern const PrefillRow kPrefillCudaPortable;
+extern const DecodeRowKernel kDecodeCuda;
+extern const PageTableKernels kPageTableCuda;
+
+// The layer-independent part of a prefill step on the device.
+struct PlanKernels {
+  size_t (*size)(const PrefillProblem&);
+  void (*make)(const PrefillProblem&);
+};
+extern const PlanKernels kPlanCuda;
+
+void preload_cuda(int32_t device_id);
+const char* cuda_build_info();  // "13.0, sm_80 sm_86 ..."
+#endif
+
+}  // namespace gdn
