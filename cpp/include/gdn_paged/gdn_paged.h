@@ -93,7 +93,15 @@ struct CUstream_st;
 
 /* struct_size set, everything else zero. */
 #ifdef __cplusplus
-#define GDN_INIT_(type) {sizeof(type)}
+extern "C++" {
+template <typename Struct>
+inline Struct gdn_init_() { /* {sizeof(Struct)} would warn of missing initializers */
+  Struct value = Struct();
+  value.struct_size = sizeof(Struct);
+  return value;
+}
+}
+#define GDN_INIT_(type) gdn_init_<type>()
 #else
 #define GDN_INIT_(type) {.struct_size = sizeof(type)}
 #endif
