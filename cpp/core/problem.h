@@ -25,7 +25,8 @@ enum class DType : int32_t {
   kBFloat16 = GDN_BFLOAT16,
 };
 
-// A strided operand whose last dimension is dense. Rows are tokens (prefill) or batch rows (decode).
+// A strided operand whose last dimension is dense. Rows are tokens (prefill) or batch rows
+// (decode).
 struct Tensor {
   const void* data = nullptr;  // [rows, heads, dim] or [rows, heads]
   DType dtype = DType::kFloat32;
@@ -122,16 +123,16 @@ struct PrefillProblem {
   bool paged = false;  // the page table gives the rows, unless `slots_given`
   bool slots_given = false;
   int32_t use_cp = GDN_CP_AUTO;
-  IndexTable cu_seqlens;       // [num_seqs + 1]
-  IndexTable cu_seqlens_host;  // or absent
-  PageTable table;             // paged form
+  IndexTable cu_seqlens;                    // [num_seqs + 1]
+  IndexTable cu_seqlens_host;               // or absent
+  PageTable table;                          // paged form
   Pool initial, output_state, checkpoints;  // paged form: one pool, three times
-  IndexTable state_indices;         // [num_seqs]; absent: row b
-  IndexTable output_state_indices;  // [num_seqs]; absent: row b (packed form)
-  IndexTable checkpoint_indices;    // paged form: table.indices; absent: the rows themselves
-  IndexTable checkpoint_starts;     // [num_seqs]
-  IndexTable prefix_lens;           // [num_seqs]; absent: 0
-  int64_t checkpoint_every = 0;     // paged form: page_size; 0: none
+  IndexTable state_indices;                 // [num_seqs]; absent: row b
+  IndexTable output_state_indices;          // [num_seqs]; absent: row b (packed form)
+  IndexTable checkpoint_indices;  // paged form: table.indices; absent: the rows themselves
+  IndexTable checkpoint_starts;   // [num_seqs]
+  IndexTable prefix_lens;         // [num_seqs]; absent: 0
+  int64_t checkpoint_every = 0;   // paged form: page_size; 0: none
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* plan = nullptr;

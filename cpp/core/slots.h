@@ -136,7 +136,8 @@ GDN_HOST_DEVICE inline Sequence resolve_sequence(const PrefillProblem& p, int64_
 }
 
 // The rows of decode row b by the page rules. (-1, -1) for padding and broken tables.
-GDN_HOST_DEVICE inline DecodeRow decode_slots(const PageTable& table, int64_t num_pages, int64_t b) {
+GDN_HOST_DEVICE inline DecodeRow decode_slots(const PageTable& table, int64_t num_pages,
+                                              int64_t b) {
   DecodeRow row;
   int64_t first, pages;
   if (!page_range(table, b, &first, &pages) || pages == 0) return row;

@@ -57,7 +57,7 @@ gdn_status_t fence(Body&& body) noexcept {
 }  // namespace gdn
 
 // One rule, one line: the message names the argument, what came and what is expected.
-#define GDN_REQUIRE(condition, ...) \
-  do {                              \
+#define GDN_REQUIRE(condition, ...)                                          \
+  do {                                                                       \
     if (!(condition)) throw ::gdn::Error(GDN_INVALID_ARGUMENT, __VA_ARGS__); \
   } while (0)

@@ -109,8 +109,8 @@ inline Struct gdn_init_() { /* {sizeof(Struct)} would warn of missing initialize
 /* Rows of recurrent states, each a dense [H, V, K] block. */
 typedef struct gdn_pool {
   size_t struct_size;
-  void* data;         /* [num_rows, H, V, K] */
-  gdn_dtype_t dtype;  /* 0: fp32; fp32, bf16 or fp16 */
+  void* data;        /* [num_rows, H, V, K] */
+  gdn_dtype_t dtype; /* 0: fp32; fp32, bf16 or fp16 */
   int32_t reserved;
   int64_t num_rows;   /* ids in [0, num_rows) are valid, -1 reads zero and writes nothing */
   int64_t row_stride; /* elements from row to row, >= H V K; 0: H V K */
@@ -219,7 +219,7 @@ typedef struct gdn_prefill_params {
   gdn_dtype_t cu_seqlens_dtype;
 
   /* sequences */
-  const void* cu_seqlens; /* [num_seqs + 1] */
+  const void* cu_seqlens;      /* [num_seqs + 1] */
   const void* cu_seqlens_host; /* host copy or NULL: a hint, and what gdn_explain reads */
   gdn_dtype_t cu_seqlens_host_dtype;
 
@@ -349,7 +349,7 @@ typedef struct gdn_decode_params {
   gdn_dtype_t output_state_indices_dtype;
   int32_t reserved;
   const gdn_pool_t* initial_state;
-  const gdn_pool_t* output_state; /* NULL: initial_state */
+  const gdn_pool_t* output_state;    /* NULL: initial_state */
   const void* initial_state_indices; /* [batch_size] */
   const void* output_state_indices;  /* [batch_size] */
 
@@ -375,10 +375,10 @@ typedef struct gdn_page_table_params {
   uint64_t flags; /* GDN_ALLOW_PADDING */
 
   int64_t num_seqs;
-  int64_t num_tokens;  /* rows of q; the bound of cu_seqlens. 0: unknown */
-  int64_t num_indices; /* entries of page_indices */
-  int64_t num_pages;   /* rows of the pool; 0: unknown */
-  int64_t page_size;   /* prefill: a positive multiple of 64; decode: 0 is unknown */
+  int64_t num_tokens;        /* rows of q; the bound of cu_seqlens. 0: unknown */
+  int64_t num_indices;       /* entries of page_indices */
+  int64_t num_pages;         /* rows of the pool; 0: unknown */
+  int64_t page_size;         /* prefill: a positive multiple of 64; decode: 0 is unknown */
   const void* cu_seqlens;    /* [num_seqs + 1]; decode: NULL, one new token each */
   const void* page_indices;  /* [num_indices] */
   const void* page_indptr;   /* [num_seqs + 1] */
@@ -412,12 +412,12 @@ GDN_API gdn_status_t gdn_decode_slots(const gdn_page_table_params_t* params);
 
 /* What a page-table check found: the first broken rule, or GDN_PAGE_TABLE_OK. */
 typedef struct gdn_page_table_report {
-  int32_t rule;      /* GDN_PAGE_TABLE_* */
+  int32_t rule; /* GDN_PAGE_TABLE_* */
   int32_t is_decode;
   int64_t sequence;
-  int64_t entry;     /* position in the array the rule is about, -1: none */
-  int64_t value;     /* what stands there */
-  int64_t expected;  /* the bound it breaks, or the other sequence */
+  int64_t entry;    /* position in the array the rule is about, -1: none */
+  int64_t value;    /* what stands there */
+  int64_t expected; /* the bound it breaks, or the other sequence */
 } gdn_page_table_report_t;
 
 enum {
@@ -456,9 +456,9 @@ typedef struct gdn_page_stats_params {
   int32_t device_id;
   struct CUstream_st* stream;
   const gdn_pool_t* pool;
-  int64_t row_elements;      /* H V K */
-  int64_t num_pages;         /* entries of page_indices, or all rows of the pool if NULL */
-  const void* page_indices;  /* [num_pages]; ids outside the pool give counts of -1 */
+  int64_t row_elements;     /* H V K */
+  int64_t num_pages;        /* entries of page_indices, or all rows of the pool if NULL */
+  const void* page_indices; /* [num_pages]; ids outside the pool give counts of -1 */
   gdn_dtype_t page_indices_dtype;
   int32_t num_threads;
   int64_t* nan_count; /* [num_pages] */
