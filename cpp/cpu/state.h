@@ -1,0 +1,45 @@
+// Tiles from and to pool rows: the transposition between [V, K] in memory and [K][kTileV] in work,
+// and the conversion of the pool's dtype. Rows of the last tile past dim_v are zero.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "cpu/vec.h"
+
+namespace gdn::cpu {
+namespace {
+
+void load_tiles(const StateRows& state, float* tiles) {
+  const int64_t tile_floats = static_cast<int64_t>(state.dim_k) * kTileV;
+  for (int v = 0; v < (state.dim_v + kTileV - 1) / kTileV * kTileV; v += 8) {
+    float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
+    const bool absent = state.data == nullptr || v >= state.dim_v;
+    for (int k = 0; k < state.dim_k; k += 8) {
+      Vec8 rows[8] = {};
+      if (!absent) {
+        for (int i = 0; i < 8; ++i) {
+          rows[i] = read8(state.data, static_cast<int64_t>(v + i) * state.dim_k + k, state.dtype);
+        }
+        transpose8(rows);
+      }
+      for (int i = 0; i < 8; ++i) store8(tile + (k + i) * kTileV, rows[i]);
+    }
+  }
+}
+
+void store_tiles(const float* tiles, const StateRows& state) {
+  const int64_t tile_floats = static_cast<int64_t>(state.dim_k) * kTileV;
+  for (int v = 0; v < state.dim_v; v += 8) {
+    const float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
+    for (int k = 0; k < state.dim_k; k += 8) {
+      Vec8 rows[8];
+      for (int i = 0; i < 8; ++i) rows[i] = load8(tile + (k + i) * kTileV);
+      transpose8(rows);
+      for (int i = 0; i < 8; ++i) {
+        write8(state.data, static_cast<int64_t>(v + i) * state.dim_k + k, state.dtype, rows[i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gdn::cpu
