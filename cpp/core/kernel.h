@@ -8,6 +8,10 @@
 
 namespace gdn {
 
+// What a row returns from `refuse` (this very pointer) when the build holds no code for the GPU of
+// the call; the status is then GDN_NO_KERNEL_FOR_DEVICE.
+inline constexpr char kNoCodeForDevice[] = "this build holds no code for this GPU";
+
 // One kernel of an operation. All members are set; `refuse` returns null or a static reason.
 template <class Problem>
 struct Row {
@@ -36,7 +40,6 @@ struct PageTableKernels {
 extern const PageTableKernels kPageTableCpu;
 
 #if defined(GDN_WITH_CUDA)
-extern const PrefillRow kPrefillCudaSm90;
 extern const PrefillRow kPrefillCudaPortable;
 extern const DecodeRowKernel kDecodeCuda;
 extern const PageTableKernels kPageTableCuda;
