@@ -1,0 +1,121 @@
+#include "cuda/common/device.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "core/kernel.h"
+#include "cuda/common/launch.h"
+
+namespace gdn {
+namespace {
+
+constexpr int32_t kMaxDevices = 64;
+
+struct DeviceState {
+  std::atomic<bool> known{false};
+  std::atomic<bool> loaded{false};
+  DeviceInfo info;
+};
+
+DeviceState states[kMaxDevices];
+std::mutex states_mutex;
+
+DeviceState& state_of(int32_t device_id) {
+  GDN_REQUIRE(device_id >= 0 && device_id < kMaxDevices, "device_id: got %d, expected 0 .. %d",
+              device_id, kMaxDevices - 1);
+  return states[device_id];
+}
+
+int32_t attribute(cudaDeviceAttr which, int32_t device_id) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device_id), "reading the CUDA device");
+  return value;
+}
+
+// A first use during a capture of `stream` must not load anything.
+bool is_capturing(CUstream_st* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
+  if (error == cudaErrorStreamCaptureImplicit) {  // the legacy stream, while another one captures
+    cudaGetLastError();
+    return true;
+  }
+  check_cuda(error, "stream");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void load_all_kernels() {
+  load_page_table_kernels();
+  load_decode_kernels();
+  load_prefill_portable_kernels();
+}
+
+// The device is current.
+void load_device(DeviceState& state) {
+  const std::lock_guard<std::mutex> lock(states_mutex);
+  if (state.loaded.load(std::memory_order_relaxed)) return;
+  // Another thread's capture must not make loading fail here.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "preload");
+  try {
+    load_all_kernels();
+  } catch (...) {
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    throw;
+  }
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  state.loaded.store(true, std::memory_order_release);
+}
+
+}  // namespace
+
+const DeviceInfo& device_info(int32_t device_id) {
+  DeviceState& state = state_of(device_id);
+  if (!state.known.load(std::memory_order_acquire)) {
+    const std::lock_guard<std::mutex> lock(states_mutex);
+    if (!state.known.load(std::memory_order_relaxed)) {
+      DeviceInfo& info = state.info;
+      info.num_sms = attribute(cudaDevAttrMultiProcessorCount, device_id);
+      info.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device_id) +
+                                attribute(cudaDevAttrComputeCapabilityMinor, device_id);
+      info.max_shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_id);
+      info.shared_bytes_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_id);
+      state.known.store(true, std::memory_order_release);
+    }
+  }
+  return state.info;
+}
+
+DeviceGuard::DeviceGuard(int32_t device_id) {
+  int current = -1;
+  check_cuda(cudaGetDevice(&current), "current CUDA device");
+  if (current == device_id) return;
+  check_cuda(cudaSetDevice(device_id), "device_id");
+  previous_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+LaunchScope::LaunchScope(const Device& device) : guard_(device.id) {
+  DeviceState& state = state_of(device.id);
+  if (state.loaded.load(std::memory_order_acquire)) return;
+  if (is_capturing(device.stream)) {
+    throw Error(GDN_NOT_PRELOADED,
+                "first use of CUDA device %d inside a graph capture: call gdn_preload(%d) before "
+                "the capture",
+                device.id, device.id);
+  }
+  load_device(state);
+}
+
+void preload_cuda(int32_t device_id) {
+  DeviceState& state = state_of(device_id);
+  const DeviceGuard guard(device_id);
+  load_device(state);
+}
+
+const char* cuda_build_info() { return GDN_CUDA_BUILD_INFO; }
+
+}  // namespace gdn

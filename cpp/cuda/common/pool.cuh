@@ -1,0 +1,57 @@
+// State rows in device memory. A row is a dense [H, V, K] block; row -1 reads zero and is never
+// written.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+#include "cuda/common/types.cuh"
+
+namespace gdn {
+
+// The [V, K] state of head h in pool row `row`, or null for row -1. Offsets are 64-bit.
+template <class T>
+__device__ __forceinline__ T* state_of(const Pool& pool, int64_t row, int64_t h,
+                                       int64_t head_elements) {
+  if (row < 0) return nullptr;
+  return static_cast<T*>(pool.data) + row * pool.row_stride + h * head_elements;
+}
+
+// Bytes that pass through once: kept out of L1 and first to leave L2, so that the small operands
+// that every layer reads again stay there.
+__device__ __forceinline__ uint4 load_streaming(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_streaming(void* p, const uint4& v) {
+  asm volatile("st.global.L1::no_allocate.L2::evict_first.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// Pairs in any pool dtype, for kernels that hold a state in matrix fragments.
+__device__ __forceinline__ float2 load_state_pair(const void* state, DType dtype, int64_t i) {
+  if (dtype == DType::kFloat32) {
+    return *reinterpret_cast<const float2*>(static_cast<const float*>(state) + i);
+  }
+  const uint32_t word =
+      *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(state) + i);
+  return dtype == DType::kBFloat16 ? unpack2<bf16>(word) : unpack2<fp16>(word);
+}
+
+__device__ __forceinline__ void store_state_pair(void* state, DType dtype, int64_t i, float2 x) {
+  if (dtype == DType::kFloat32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(state) + i) = x;
+    return;
+  }
+  const uint32_t word = dtype == DType::kBFloat16 ? pack2<bf16>(x.x, x.y) : pack2<fp16>(x.x, x.y);
+  *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(state) + i) = word;
+}
+
+}  // namespace gdn

@@ -1,0 +1,29 @@
+// The operations on page tables and plans as core sees them.
+#include "cuda/page_table.h"
+
+#include "core/kernel.h"
+#include "cuda/common/device.h"
+
+namespace gdn {
+
+const PageTableKernels kPageTableCuda = {
+    .prefill_slots = prefill_slots_cuda,
+    .decode_slots = decode_slots_cuda,
+    .validate = validate_page_table_cuda,
+    .validate_workspace = validate_page_table_workspace_cuda,
+    .page_stats = page_stats_cuda,
+};
+
+void load_page_table_kernels() {
+  load_slots_kernels();
+  load_validate_kernels();
+  load_page_stats_kernels();
+}
+
+// The portable rows need no plan: slots are resolved where they are used.
+const PlanKernels kPlanCuda = {
+    .size = [](const PrefillProblem&) -> size_t { return 0; },
+    .make = [](const PrefillProblem&) {},
+};
+
+}  // namespace gdn
