@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Installs what the tests need into an environment of their own, builds the wheel, and runs every
+# check: lint, types, pytest, ctest, the C and C++ consumers, the command line, the examples.
+# Stops at the first failure.
+#
+#   tests/run.sh
+#
+# Needs python3 >= 3.10 with venv and a C++20 compiler; takes nvcc if it is there.
+#   GDN_PAGED_NO_CUDA=1        build without CUDA
+#   GDN_PAGED_CUDA_ARCHS=...   build for these architectures only
+#   GDN_PAGED_TEST_DIR=DIR     build in DIR and keep it, so that the next run is quick
+#   PYTHON=...                 the interpreter, default python3
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+if [[ -n ${GDN_PAGED_TEST_DIR:-} ]]; then
+  mkdir -p "$GDN_PAGED_TEST_DIR"
+  work=$(cd "$GDN_PAGED_TEST_DIR" && pwd)
+else
+  work=$(mktemp -d)
+fi
+export PIP_DISABLE_PIP_VERSION_CHECK=1 CTEST_OUTPUT_ON_FAILURE=1
+
+current=""
+summary=()
+finish() {
+  local code=$?
+  echo
+  echo "== summary"
+  printf '%s\n' "${summary[@]}"
+  if ((code != 0)); then
+    echo "FAILED  $current"
+    [[ -n ${GDN_PAGED_TEST_DIR:-} ]] || echo "build files are kept in $work"
+  else
+    echo "all steps passed in $SECONDS s"
+    [[ -n ${GDN_PAGED_TEST_DIR:-} ]] || rm -rf "$work"
+  fi
+}
+trap finish EXIT
+
+step() {  # step NAME COMMAND...
+  current=$1
+  shift
+  echo
+  echo "== $current"
+  local start=$SECONDS
+  "$@"
+  summary+=("ok      $current ($((SECONDS - start)) s)")
+}
+
+environment() {
+  "${PYTHON:-python3}" -m venv "$work/venv" || {
+    echo "no usable python3 venv; on Debian: apt-get install python3-venv" >&2
+    return 1
+  }
+  PATH=$work/venv/bin:$PATH
+  hash -r
+  python -m pip install --quiet -r tests/requirements.txt
+}
+
+lint() {
+  ruff check .
+  ruff format --check .
+  git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
+}
+
+wheel() {
+  rm -rf "$work/wheel"
+  python -m pip wheel . --no-deps --no-build-isolation --quiet -w "$work/wheel" \
+    -C build-dir="$work/build-wheel"
+  python -m pip install --quiet --no-deps --force-reinstall "$work"/wheel/*.whl
+  (cd "$work" && python -m gdn_paged info)
+}
+
+library() {  # the C++ side alone, as a packager builds it
+  cmake -S . -B "$work/build" -G Ninja -DCMAKE_INSTALL_PREFIX="$work/prefix" \
+    -DGDN_PAGED_TESTS=ON -DGDN_PAGED_CUDA=OFF -DGDN_PAGED_WERROR=ON
+  cmake --build "$work/build"
+  ctest --test-dir "$work/build"
+}
+
+consumers() {  # projects that find the library in the installed wheel
+  local cmake_dir project name
+  cmake_dir=$(cd "$work" && python -m gdn_paged --cmake-dir)
+  for project in tests/cpp/*/CMakeLists.txt examples/cpp_engine/CMakeLists.txt; do
+    [[ -e $project ]] || continue
+    name=$(basename "$(dirname "$project")")
+    cmake -S "$(dirname "$project")" -B "$work/$name" -G Ninja -Dgdn_paged_DIR="$cmake_dir"
+    cmake --build "$work/$name"
+    if [[ -e $work/$name/CTestTestfile.cmake ]]; then
+      ctest --test-dir "$work/$name"
+    fi
+  done
+  "$work/cpp_engine/cpp_engine"
+  "$work/cpp_engine/cpp_engine" --text python/gdn_paged/_demo/requests.txt
+}
+
+command_line() {
+  (
+    cd "$work"  # not the source tree: the installed package is meant
+    python -m gdn_paged check
+    python -m gdn_paged demo
+  )
+}
+
+examples() {
+  local example
+  for example in examples/*.py; do
+    echo "-- $example"
+    python "$example"
+  done
+}
+
+step "environment" environment
+step "lint and format" lint
+step "wheel" wheel
+step "types" mypy
+step "library and ctest" library
+step "consumers of the wheel" consumers
+step "check and demo" command_line
+step "examples" examples
+step "pytest" python -m pytest -q -n 2 tests
