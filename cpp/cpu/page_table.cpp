@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/kernel.h"
+#include "cpu/parallel.h"
 
 namespace gdn {
 namespace {
@@ -61,6 +62,8 @@ float from_bits(uint32_t bits) {
   return value;
 }
 
+float from_bf16_bits(uint16_t bits) { return from_bits(uint32_t{bits} << 16); }
+
 // A finite fp16 magnitude: its exponent bias is 112 less than that of fp32.
 float from_fp16_bits(uint16_t bits) { return from_bits(uint32_t{bits} << 13) * 0x1p112f; }
 
@@ -71,28 +74,28 @@ void write_health(const PageStatsProblem& p, int64_t i, const Health<Bits>& h, C
   p.abs_max[i] = convert(h.largest);
 }
 
-void page_stats_cpu(const PageStatsProblem& p) {
-  for (int64_t i = 0; i < p.num_pages; ++i) {
-    const int64_t row = p.page_indices ? p.page_indices[i] : i;
-    if (row < 0 || row >= p.pool.num_rows) {
-      p.nan_count[i] = p.inf_count[i] = -1;
-      p.abs_max[i] = -1.0f;
-      continue;
-    }
-    const int64_t offset = row * p.pool.row_stride;
-    const auto* narrow = static_cast<const uint16_t*>(p.pool.data) + offset;
-    const auto* wide = static_cast<const uint32_t*>(p.pool.data) + offset;
-    switch (p.pool.dtype) {
-      case DType::kFloat16:
-        write_health(p, i, health<uint16_t>(narrow, p.row_elements, 0x7c00), from_fp16_bits);
-        break;
-      case DType::kBFloat16:
-        write_health(p, i, health<uint16_t>(narrow, p.row_elements, 0x7f80),
-                     [](uint16_t bits) { return from_bits(uint32_t{bits} << 16); });
-        break;
-      default: write_health(p, i, health<uint32_t>(wide, p.row_elements, 0x7f800000), from_bits);
-    }
+void page_health(const PageStatsProblem& p, int64_t i) {
+  const int64_t row = p.page_indices ? p.page_indices[i] : i;
+  if (row < 0 || row >= p.pool.num_rows) {
+    p.nan_count[i] = p.inf_count[i] = -1;
+    p.abs_max[i] = -1.0f;
+    return;
   }
+  const int64_t offset = row * p.pool.row_stride;
+  const auto* narrow = static_cast<const uint16_t*>(p.pool.data) + offset;
+  const auto* wide = static_cast<const uint32_t*>(p.pool.data) + offset;
+  switch (p.pool.dtype) {
+    case DType::kFloat16:
+      return write_health(p, i, health<uint16_t>(narrow, p.row_elements, 0x7c00), from_fp16_bits);
+    case DType::kBFloat16:
+      return write_health(p, i, health<uint16_t>(narrow, p.row_elements, 0x7f80), from_bf16_bits);
+    default:
+      return write_health(p, i, health<uint32_t>(wide, p.row_elements, 0x7f800000), from_bits);
+  }
+}
+
+void page_stats_cpu(const PageStatsProblem& p) {
+  cpu::parallel_for(p.threads, p.num_pages, [&p](int64_t i) { page_health(p, i); });
 }
 
 }  // namespace
