@@ -1,0 +1,81 @@
+"""Pool rows of a page table: computed once per step, shared by the calls of all layers."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple
+
+from . import _core
+from ._typing import A, Index, Stream
+
+
+class GDNPagedPrefillSlots(NamedTuple, Generic[A]):
+    """Pool rows of a prefill step, int32 ``[num_seqs]`` each.
+
+    A sequence without new tokens, with an empty page list or with a broken table has a
+    ``prefix_lens`` of -1 and stores nothing.
+    """
+
+    state_indices: A
+    """Page of the last prefix token; -1 (the zero state) if the prefix is empty."""
+    output_state_indices: A
+    """Last page; -1 if the total ends on a page boundary, whose checkpoint is the final state."""
+    checkpoint_cu_starts: A
+    """Entry of ``page_indices`` of the first page end that is stored."""
+    prefix_lens: A
+    """Tokens before the new ones."""
+
+
+class GDNPagedDecodeSlots(NamedTuple, Generic[A]):
+    """Pool rows of a decode step, int32 ``[batch]`` each; (-1, -1) is a padding row."""
+
+    initial_state_indices: A
+    """Page to read: the previous one when the token opens a page, else the last; -1: zero state."""
+    output_state_indices: A
+    """Page to write: the last one."""
+
+
+def gdn_paged_prefill_slots(
+    cu_seqlens: A,
+    page_indices: A,
+    page_indptr: A,
+    page_size: Index,
+    last_page_len: A,
+    *,
+    stream: Stream | None = None,
+    num_threads: int = 0,
+) -> GDNPagedPrefillSlots[A]:
+    """Pool rows of a prefill step, by the page rules of :func:`chunk_gated_delta_rule_paged`.
+
+    Args:
+        cu_seqlens: new tokens, packed: sequence b owns rows ``cu_seqlens[b]:cu_seqlens[b + 1]``;
+            int32 or int64 ``[num_seqs + 1]``, as all tables here.
+        page_indices: page ids of all sequences, ``[num_indices]``.
+        page_indptr: sequence b owns ``page_indices[page_indptr[b]:page_indptr[b + 1]]``.
+        page_size: tokens of a page, a positive multiple of 64.
+        last_page_len: tokens in each sequence's last page after the call, ``[num_seqs]``.
+        stream: of the launch on CUDA; None: the current stream of the arrays' framework.
+        num_threads: of the CPU; 0: all.
+
+    Raises:
+        ValueError: an argument of the wrong type, shape or device.
+    """
+    tables = (cu_seqlens, page_indices, page_indptr, page_size, last_page_len, stream, num_threads)
+    if cu_seqlens is None:
+        raise ValueError("cu_seqlens: None; expected an int32 or int64 table [num_seqs + 1]")
+    return GDNPagedPrefillSlots(*_core.slots(tables))
+
+
+def gdn_paged_decode_slots(
+    page_indices: A,
+    page_indptr: A,
+    last_page_len: A,
+    *,
+    stream: Stream | None = None,
+    num_threads: int = 0,
+) -> GDNPagedDecodeSlots[A]:
+    """Pool rows of a decode step, by the page rules of :func:`gated_delta_rule_decode_paged`.
+
+    Args and errors as in :func:`gdn_paged_prefill_slots`; every sequence has one new token.
+    """
+    tables = (None, page_indices, page_indptr, 0, last_page_len, stream, num_threads)
+    return GDNPagedDecodeSlots(*_core.slots(tables))
