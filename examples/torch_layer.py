@@ -36,9 +36,7 @@ class Batch:
 class PagedGatedDeltaNet(nn.Module):
     """``x [num_tokens, width]`` to the same shape; `num_v_heads` states of HEAD_DIM squared."""
 
-    def __init__(
-        self, width: int, num_qk_heads: int, num_v_heads: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, width: int, num_qk_heads: int, num_v_heads: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads, self.dim = (num_qk_heads, num_qk_heads, num_v_heads), HEAD_DIM
         widths = [heads * HEAD_DIM for heads in (*self.heads, num_v_heads)]
@@ -54,7 +52,8 @@ class PagedGatedDeltaNet(nn.Module):
         q, k, v, gate, a, b = self.project_in(x).split(self.splits, dim=-1)
         # Columns of one projection: read in place through their strides, not copied.
         q, k, v = (
-            t.unflatten(-1, (heads, self.dim)) for t, heads in zip((q, k, v), self.heads, strict=True)
+            t.unflatten(-1, (heads, self.dim))
+            for t, heads in zip((q, k, v), self.heads, strict=True)
         )
         if batch.cu_seqlens is None:
             q, k, v, a, b = (t.unsqueeze(1) for t in (q, k, v, a, b))

@@ -13,7 +13,7 @@ void check(gdn_status_t status, const char* call) {
 std::string explain(gdn_op_t op, const void* params) {
   std::string text(4096, '\0');
   check(gdn_explain(op, params, text.data(), text.size(), nullptr), "gdn_explain");
-  text.resize(text.find('\0'));
+  text.resize(text.find_first_of(std::string("\n\0", 2)));  // the row that serves
   return text;
 }
 

@@ -1,0 +1,1 @@
+"""A small inference engine around the paged calls: what ``python -m gdn_paged demo`` runs."""
