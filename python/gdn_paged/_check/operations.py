@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import gdn_paged
+from gdn_paged.dispatch import Operation
 
 from .cases import (
     PAGE_SIZE,
@@ -153,7 +154,7 @@ def _decode(case: Case, a: dict[str, Any], row: str) -> Any:
     return output
 
 
-CALLS: dict[gdn_paged.dispatch.Operation, Callable[[Case, dict[str, Any], str], Any]] = {
+CALLS: dict[Operation, Callable[[Case, dict[str, Any], str], Any]] = {
     "prefill_paged": _prefill_paged,
     "prefill": _prefill,
     "decode_paged": _decode_paged,
@@ -162,7 +163,7 @@ CALLS: dict[gdn_paged.dispatch.Operation, Callable[[Case, dict[str, Any], str], 
 
 
 def _check_call(
-    operation: str, row: str, device: Host, variant: Variant, seed: int, result: Result
+    operation: Operation, row: str, device: Host, variant: Variant, seed: int, result: Result
 ) -> None:
     prefill = operation.startswith("prefill")
     case = (prefill_case if prefill else decode_case)(variant, seed)

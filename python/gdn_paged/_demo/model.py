@@ -164,6 +164,7 @@ class Model:
 
     def _delta_rule(self, layer: dict[str, Any], pool: Any, table: dict[str, Any], x: Any) -> Any:
         q, k, v, a, b = x
+        call: Any
         arguments = {"q": q, "k": k, "v": v, "state_pool": pool, **table}
         arguments |= {"A_log": layer["A_log"], "dt_bias": layer["dt_bias"]}
         if "cu_seqlens" not in table:
