@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
 from calls import Case, PageTable, Prefill
 from cases import CASES
 from compare import case_bars, truth_of
