@@ -27,9 +27,7 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
         bits = single.view(np.uint32)
         bits = bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
         bits = (bits >> np.uint32(16)) << np.uint32(16)
-        return np.where(
-            np.isnan(single), np.nan, bits.view(np.float32).astype(np.float64)
-        )
+        return np.where(np.isnan(single), np.nan, bits.view(np.float32).astype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +45,7 @@ class PageTable:
         return len(self.last_page_len)
 
 
-def page_table(
-    page_size: int, *spans: tuple[list[int], int, int], decode=False
-) -> PageTable:
+def page_table(page_size: int, *spans: tuple[list[int], int, int], decode=False) -> PageTable:
     """One (page ids, tokens before, tokens after) per sequence."""
     lists = [list(ids) for ids, _, _ in spans]
     last = [after - (len(ids) - 1) * page_size if ids else 0 for ids, _, after in spans]
@@ -59,7 +55,7 @@ def page_table(
         indptr=np.cumsum([0] + [len(ids) for ids in lists]),
         last_page_len=np.array(last, np.int64),
         page_size=page_size,
-        cu_seqlens=None if decode else np.cumsum([0] + lengths),
+        cu_seqlens=None if decode else np.cumsum([0, *lengths]),
     )
 
 
@@ -117,8 +113,7 @@ class Prefill:
         tokens = {
             f.name: getattr(self, f.name)[begin:end]
             for f in fields(self)
-            if f.name in ("q", "k", "v", "g", "beta")
-            and getattr(self, f.name) is not None
+            if f.name in ("q", "k", "v", "g", "beta") and getattr(self, f.name) is not None
         }
         return replace(self, rows=rows, **tokens)
 
@@ -167,14 +162,10 @@ class Case:
     pool: np.ndarray  # [rows, H, V, K]
     state_dtype: str = "fp32"
     tight: bool = False  # scalar gate maths: 1e-4 on every row
-    layout: str = (
-        "dense"  # of the operands: dense, padded, swapped or fused (targets.py)
-    )
+    layout: str = "dense"  # of the operands: dense, padded, swapped or fused (targets.py)
     row_padding: int = 0  # elements between pool rows
     index_dtype: str = "int32"
-    closed_out: np.ndarray | None = (
-        None  # last call's output in closed form, absolute 1e-4 scale
-    )
+    closed_out: np.ndarray | None = None  # last call's output in closed form, absolute 1e-4 scale
     closed_rows: dict[int, np.ndarray] = field(default_factory=dict)  # row -> [H, V, K]
     ignored_tokens: tuple[int, ...] = ()  # of the last call
     ignored_rows: tuple[int, ...] = ()

@@ -12,11 +12,9 @@ import numpy as np
 from calls import Case, Decode, PageTable, Prefill, page_table, rounded
 
 
-def U(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+def U(seed: int, shape: tuple[int, ...]) -> np.ndarray:  # noqa: N802
     """Uniform in [-1, 1) on a 24-bit grid: splitmix64 of (seed << 32) + i, easy to redo in C++."""
-    x = (np.uint64(seed) << np.uint64(32)) + np.arange(
-        int(np.prod(shape)), dtype=np.uint64
-    )
+    x = (np.uint64(seed) << np.uint64(32)) + np.arange(int(np.prod(shape)), dtype=np.uint64)
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -58,10 +56,7 @@ def make_decode(seed: int, rows, heads=(2, 4), dim=128, **options) -> Decode:
     Hq, Hv = heads[0], heads[-1]
     Hk = heads[1] if len(heads) == 3 else min(Hq, Hv)
     K, V = dim if isinstance(dim, tuple) else (dim, dim)
-    B, H = (
-        rows.num_seqs if isinstance(rows, PageTable) else len(rows.initial),
-        max(Hq, Hv),
-    )
+    B, H = (rows.num_seqs if isinstance(rows, PageTable) else len(rows.initial), max(Hq, Hv))
     operands = {
         "q": rounded(U(seed, (B, Hq, K)), "bf16"),
         "k": rounded(U(seed + 1, (B, Hk, K)), "bf16"),
@@ -74,20 +69,14 @@ def make_decode(seed: int, rows, heads=(2, 4), dim=128, **options) -> Decode:
     return Decode(rows=rows, **(operands | options))
 
 
-def make_pool(
-    seed: int, rows: int, heads: int, dim=64, dtype="fp32", amplitude=0.1
-) -> np.ndarray:
+def make_pool(seed: int, rows: int, heads: int, dim=64, dtype="fp32", amplitude=0.1) -> np.ndarray:
     K, V = dim if isinstance(dim, tuple) else (dim, dim)
     return rounded(amplitude * U(seed * 8 + 6, (rows, heads, V, K)), dtype)
 
 
-def paged_case(
-    name, seed, rows, page_size, *spans, heads=(2, 4), dim=64, pool=None, **options
-):
+def paged_case(name, seed, rows, page_size, *spans, heads=(2, 4), dim=64, pool=None, **options):
     """One prefill call over spans (page ids, tokens before, tokens after); `rows` of pool."""
-    case_fields = {
-        k: options.pop(k) for k in list(options) if k in Case.__dataclass_fields__
-    }
+    case_fields = {k: options.pop(k) for k in list(options) if k in Case.__dataclass_fields__}
     call = make_prefill(seed, page_table(page_size, *spans), heads, dim, **options)
     state_dtype = case_fields.get("state_dtype", "fp32")
     if pool is None:
@@ -95,9 +84,7 @@ def paged_case(
     return Case(name, (call,), pool, **case_fields)
 
 
-def chain(
-    call: Prefill, page_size: int, ids: list[int], *cuts: int
-) -> tuple[Prefill, ...]:
+def chain(call: Prefill, page_size: int, ids: list[int], *cuts: int) -> tuple[Prefill, ...]:
     """One sequence of `call` as several calls that end at the absolute positions `cuts`."""
     calls, done = [], 0
     for end in cuts:
@@ -116,9 +103,7 @@ def single_key(tokens: int, heads=1, dim=128) -> np.ndarray:
 
 def _odd_splits() -> Case:
     whole = make_prefill(103, page_table(64, ([3, 0, 5], 0, 150)))
-    return Case(
-        "D03", chain(whole, 64, [3, 0, 5], 1, 63, 64, 65, 150), make_pool(103, 6, 4)
-    )
+    return Case("D03", chain(whole, 64, [3, 0, 5], 1, 63, 64, 65, 150), make_pool(103, 6, 4))
 
 
 def _contained_nan() -> Case:
@@ -152,35 +137,24 @@ def _repeated_key() -> Case:
 
 
 def _shared_decode() -> Case:
-    table = page_table(
-        64, ([4, 6], 64, 65), ([4, 1], 64, 65), ([5], 16, 17), decode=True
-    )
+    table = page_table(64, ([4, 6], 64, 65), ([4, 1], 64, 65), ([5], 16, 17), decode=True)
     return Case("D15", (make_decode(115, table),), make_pool(115, 8, 4, 128))
 
 
 def _padded_decode() -> Case:
-    spans = [([2, 7], 64, 65), ([0], 63, 64), ([5], 8, 9)] + [
-        ([p], 1, 2) for p in (9, 10, 11)
-    ]
-    call, pool = (
-        make_decode(125, page_table(64, *spans, decode=True)),
-        make_pool(116, 12, 4, 128),
-    )
+    spans = [([2, 7], 64, 65), ([0], 63, 64), ([5], 8, 9)] + [([p], 1, 2) for p in (9, 10, 11)]
+    call, pool = (make_decode(125, page_table(64, *spans, decode=True)), make_pool(116, 12, 4, 128))
     pool[[9, 10, 11]] = np.nan
     for operand in (call.q, call.k, call.v):
         operand[3:] = np.nan
-    return Case(
-        "D16", (call,), pool, ignored_tokens=(3, 4, 5), ignored_rows=(9, 10, 11)
-    )
+    return Case("D16", (call,), pool, ignored_tokens=(3, 4, 5), ignored_rows=(9, 10, 11))
 
 
 def _one_rounding() -> Case:
     e0, pool = single_key(64), np.zeros((3, 1, 128, 128))
     pool[0, 0, :, 0] = 256
     table, zeros = page_table(64, ([0, 2], 64, 128)), np.zeros((64, 1))
-    call = Prefill(
-        e0, e0, np.zeros_like(e0), table, np.full((64, 1), 1 - 2.0**-10), zeros, 1.0
-    )
+    call = Prefill(e0, e0, np.zeros_like(e0), table, np.full((64, 1), 1 - 2.0**-10), zeros, 1.0)
     stored = np.zeros((1, 128, 128))
     stored[0, :, 0] = 240  # 256 if every token rounds
     return Case("D17", (call,), pool, "bf16", closed_rows={2: stored})
@@ -204,9 +178,7 @@ def _strided_decode() -> Case:
     call = Decode(fused[:, 0], fused[:, 1], fused[:, 2], rounded(U(143, (4,)), "fp32"), ab[:, 0::2],
                   rounded(U(144, (4,)), "fp32"), ab[:, 1::2],
                   page_table(64, *spans, decode=True))  # fmt: skip
-    return Case(
-        "D19", (call,), make_pool(119, 9, 4), layout="fused", index_dtype="int64"
-    )
+    return Case("D19", (call,), make_pool(119, 9, 4), layout="fused", index_dtype="int64")
 
 
 SHARED = ([7, 3, 12], 128, 133), ([7, 3, 1, 14], 128, 198)
@@ -219,9 +191,7 @@ CASES = [
     paged_case("D02", 102, 16, 64, *SHARED),
     _odd_splits(),
     paged_case("D04", 104, 12, 64, ([11, 4, 9, 2, 6], 100, 300)),
-    paged_case(
-        "D05", 105, 4, 64, ([2, 0], 0, 70), pool=np.full((4, 4, 64, 64), np.nan)
-    ),
+    paged_case("D05", 105, 4, 64, ([2, 0], 0, 70), pool=np.full((4, 4, 64, 64), np.nan)),
     paged_case("D06", 106, 9, 64, *EMPTY),
     _contained_nan(),
     _strong_decay(),

@@ -26,9 +26,7 @@ from cases import (
 
 def _chain_case(name, seed, rows, page_size, ids, *cuts, **options) -> Case:
     whole = make_prefill(seed, page_table(page_size, (ids, 0, cuts[-1])), **options)
-    return Case(
-        name, chain(whole, page_size, ids, *cuts), make_pool(seed, rows, whole.heads)
-    )
+    return Case(name, chain(whole, page_size, ids, *cuts), make_pool(seed, rows, whole.heads))
 
 
 def _with_pool(case: Case, name: str, rows: list[int], value: float) -> Case:
@@ -86,11 +84,7 @@ def gates() -> list[Case]:
                "dt_bias": uniform(252, (4,), -1, 1)}  # fmt: skip
     resets = {"linear": np.full((6, 4), 0.95), "log": np.full((6, 4), -0.05)}
     resets["linear"][0], resets["log"][0] = 0.0, -np.inf
-    flat = {
-        "A_log": np.full(4, 95.0),
-        "dt_bias": np.full(4, -50.0),
-        "g": np.full((9, 4), -100.0),
-    }
+    flat = {"A_log": np.full(4, 95.0), "dt_bias": np.full(4, -50.0), "g": np.full((9, 4), -100.0)}
     carried = np.full((512, 1), 1 - 2.0**-12)
     e0 = single_key(512, 1, 64)
     held = Prefill(e0, e0, 0 * e0, page_table(64, ([0, *range(2, 10)], 64, 576)), carried,
@@ -115,10 +109,7 @@ def gates() -> list[Case]:
 
 
 def numbers() -> list[Case]:
-    wide = {
-        x: rounded(3 * U(seed, (64, 2, 64)), "bf16")
-        for x, seed in (("q", 245), ("k", 246))
-    }
+    wide = {x: rounded(3 * U(seed, (64, 2, 64)), "bf16") for x, seed in (("q", 245), ("k", 246))}
     tiny = {x: 1e-4 * single_key(5, 2, 64) for x in ("q", "k")}
     half = np.full((1, 1), 0.5)
     e0, v = single_key(1, 1, 64), np.zeros((1, 1, 64))
@@ -185,17 +176,13 @@ def decodes() -> list[Case]:
     pool[[4, 7, 8]] = np.nan
     tiny = {x: 1e-4 * single_key(2, 2, 64) for x in ("q", "k")}
     tiny["q"][1] = tiny["k"][1] = 0
-    small = make_decode(
-        282, page_table(64, ([0], 5, 6), ([1], 5, 6), decode=True), dim=64, **tiny
-    )
+    small = make_decode(282, page_table(64, ([0], 5, 6), ([1], 5, 6), decode=True), dim=64, **tiny)
     edge = make_decode(283, page_table(64, ([0], 5, 6), decode=True), dim=64,
                        A_log=np.array([95.0, 0, 0, 0]), a=np.array([[-100.0, 0, 0, 0]]),
                        dt_bias=np.array([-50.0, 0, 0, 0]))  # fmt: skip
     e1, v2 = np.zeros((5, 1, 64)), np.zeros((5, 1, 64))
     e1[..., 1], v2[..., 2] = 1, 1
-    write = Prefill(
-        e1, e1, v2, page_table(64, ([1], 0, 5)), np.ones((5, 1)), np.full((5, 1), 0.5)
-    )
+    write = Prefill(e1, e1, v2, page_table(64, ([1], 0, 5)), np.ones((5, 1)), np.full((5, 1), 0.5))
     read = Decode(e1[:1], e1[:1], v2[:1], np.zeros(1), np.full((1, 1), -2.0), np.zeros(1),
                   np.full((1, 1), 0.5), page_table(64, ([1], 5, 6), decode=True))  # fmt: skip
     far = [3, -1, 8, 0, 5]

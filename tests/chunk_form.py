@@ -55,17 +55,11 @@ class ChunkForm(Oracle):
         """(I + L)^-1 for strictly lower L."""
         count, eye = len(L), np.eye(len(L))
         if not self.weakness.startswith("powers"):
-            return (
-                np.linalg.solve(eye + L, eye).astype(np.float32)
-                if np.isfinite(L).all()
-                else L
-            )
+            return np.linalg.solve(eye + L, eye).astype(np.float32) if np.isfinite(L).all() else L
         kind = np.float16 if self.weakness.endswith("16") else np.float32
         X, M, n = (eye - L).astype(kind), (L @ L).astype(kind), 2
         while n < count:
-            X = (
-                X.astype(np.float32) + X.astype(np.float32) @ M.astype(np.float32)
-            ).astype(kind)
+            X = (X.astype(np.float32) + X.astype(np.float32) @ M.astype(np.float32)).astype(kind)
             M = (M.astype(np.float32) @ M.astype(np.float32)).astype(kind)
             n *= 2
         return X.astype(np.float32)

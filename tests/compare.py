@@ -20,9 +20,7 @@ class Bars:
     absolute: float
 
 
-def bars(
-    device: str, io: str, state_dtype: str = "fp32", *, tight=False, normed=False
-) -> Bars:
+def bars(device: str, io: str, state_dtype: str = "fp32", *, tight=False, normed=False) -> Bars:
     """Tolerances of one call; README.md says where the numbers come from.
 
     `normed` marks a prefill that rounds normalised q and k back to a 16-bit io dtype: one element
@@ -52,11 +50,7 @@ def relative_error(x: np.ndarray, truth: np.ndarray) -> float:
     if not np.all(np.where(finite, np.isfinite(x), special_equal)):
         return np.inf
     x, truth = (np.where(finite, y, 0).reshape(len(y), -1) for y in (x, truth))
-    return float(
-        (
-            np.linalg.norm(x - truth, axis=1) / (np.linalg.norm(truth, axis=1) + 1e-6)
-        ).max()
-    )
+    return float((np.linalg.norm(x - truth, axis=1) / (np.linalg.norm(truth, axis=1) + 1e-6)).max())
 
 
 @dataclass
@@ -119,23 +113,11 @@ def problems(case: Case, result: Result, truth: Truth, allowed: Bars) -> list[st
         keep = np.full(len(expected), True)
         if i == last:
             keep[list(case.ignored_tokens)] = False
-        expect(
-            f"output of call {i}",
-            relative_error(out[keep], expected[keep]),
-            allowed.out,
-        )
+        expect(f"output of call {i}", relative_error(out[keep], expected[keep]), allowed.out)
     if case.closed_out is not None:
-        expect(
-            "closed output",
-            np.abs(result.outs[-1] - case.closed_out).max(),
-            allowed.absolute,
-        )
+        expect("closed output", np.abs(result.outs[-1] - case.closed_out).max(), allowed.absolute)
     for row, closed in case.closed_rows.items():
-        expect(
-            f"closed row {row}",
-            relative_error(result.pool[[row]], closed[None]),
-            allowed.rows,
-        )
+        expect(f"closed row {row}", relative_error(result.pool[[row]], closed[None]), allowed.rows)
     ignored = set(case.ignored_rows)
     for row in range(len(case.pool)):
         if row in ignored:

@@ -8,11 +8,7 @@ from hypothesis import HealthCheck, settings
 from targets import available_targets
 
 settings.register_profile(
-    "gdn",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    database=None,
+    "gdn", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
 )
 settings.load_profile("gdn")
 
@@ -27,10 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     examples = config.getoption("--examples")
     settings.register_profile(
-        "run",
-        settings.get_profile("gdn"),
-        max_examples=examples or 40,
-        derandomize=not examples,
+        "run", settings.get_profile("gdn"), max_examples=examples or 40, derandomize=not examples
     )
     settings.load_profile("run")
 

@@ -69,10 +69,7 @@ class ForgetAfter(Oracle):
 
     def step(self, S, q, k, v, alpha, beta, scale):
         error = v - np.einsum("hvk,hk->hv", S, k)
-        S = (
-            alpha[:, None, None] * S
-            + (beta[:, None] * error)[:, :, None] * k[:, None, :]
-        )
+        S = alpha[:, None, None] * S + (beta[:, None] * error)[:, :, None] * k[:, None, :]
         return S, scale * np.einsum("hvk,hk->hv", S, q)
 
 
@@ -252,9 +249,7 @@ class MissedExactEnd(Oracle):
     """The page end at the last token is not stored."""
 
     def page_ends(self, prefix, length, page_size):
-        return [
-            e for e in super().page_ends(prefix, length, page_size) if e[0] != length
-        ]
+        return [e for e in super().page_ends(prefix, length, page_size) if e[0] != length]
 
 
 @mutant
@@ -265,9 +260,7 @@ class NextPage(Oracle):
         super().paged_sequence(table, b, s, num_rows)
         pages = int(table.indptr[b + 1] - table.indptr[b])
         ends = self.page_ends(s.prefix, s.length, table.page_size) if s.live else []
-        s.checkpoints = [
-            (n, self.page(table, b, j + 1)) for n, j in ends if j + 1 < pages
-        ]
+        s.checkpoints = [(n, self.page(table, b, j + 1)) for n, j in ends if j + 1 < pages]
 
 
 @mutant
@@ -316,6 +309,4 @@ class DecodeReadsBeside(Oracle):
 
     def decode_rows(self, table, b, num_rows):
         read, write = super().decode_rows(table, b, num_rows)
-        return (
-            (write - 1, write) if self.last_page_len(table, b) == 1 else (read, write)
-        )
+        return (write - 1, write) if self.last_page_len(table, b) == 1 else (read, write)

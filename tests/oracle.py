@@ -25,9 +25,7 @@ class Sequence:
     live: bool = False  # else: outputs zero, nothing stored
     prefix: int = 0
     read_row: int = -1
-    checkpoints: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # (tokens so far, row)
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)  # (tokens so far, row)
     write_row: int = -1
 
 
@@ -116,9 +114,7 @@ class Oracle:
         """Entry of the page that holds the last prefix token, -1 if the prefix is empty."""
         return (prefix - 1) // page_size if prefix > 0 else -1
 
-    def page_ends(
-        self, prefix: int, length: int, page_size: int
-    ) -> list[tuple[int, int]]:
+    def page_ends(self, prefix: int, length: int, page_size: int) -> list[tuple[int, int]]:
         """(new tokens so far, entry) of every page end in (prefix, prefix + length]."""
         first, last = prefix // page_size, (prefix + length) // page_size
         return [(page_size * (j + 1) - prefix, j) for j in range(first, last)]
@@ -126,9 +122,7 @@ class Oracle:
     def stores_final(self, total: int, page_size: int) -> bool:
         return total % page_size != 0
 
-    def paged_sequence(
-        self, table: PageTable, b: int, s: Sequence, num_rows: int
-    ) -> None:
+    def paged_sequence(self, table: PageTable, b: int, s: Sequence, num_rows: int) -> None:
         first, end = int(table.indptr[b]), int(table.indptr[b + 1])
         size, pages = table.page_size, end - first
         if first < 0 or pages <= 0 or end > len(table.indices):
@@ -145,9 +139,7 @@ class Oracle:
         if s.live:
             ends = self.page_ends(s.prefix, s.length, size)
             s.checkpoints = [(n, self.page(table, b, j)) for n, j in ends]
-            s.write_row = (
-                self.page(table, b, pages - 1) if self.stores_final(total, size) else -1
-            )
+            s.write_row = self.page(table, b, pages - 1) if self.stores_final(total, size) else -1
 
     # ---- slot rules -------------------------------------------------------------------------
     def slot_sequence(self, slots: Slots, b: int, s: Sequence, pools) -> None:
@@ -166,9 +158,7 @@ class Oracle:
                 s.checkpoints.append((n, at if rows is None else int(rows[at])))
         used = [(initial, s.read_row), (output, s.write_row)]
         used += [(checkpoints, row) for _, row in s.checkpoints]
-        s.live = s.prefix >= 0 and all(
-            -1 <= row < len(p) for p, row in used if p is not None
-        )
+        s.live = s.prefix >= 0 and all(-1 <= row < len(p) for p, row in used if p is not None)
 
     def sequences(self, call: Prefill, pools) -> list[Sequence]:
         """Sequences that have tokens; a broken cu_seqlens is clipped to the token buffer."""
@@ -199,9 +189,7 @@ class Oracle:
         states = {}
         for n in range(1, s.length + 1):
             t = s.begin + n - 1
-            S, out[t] = self.step(
-                S, x.q[t], x.k[t], x.v[t], x.alpha[t], x.beta[t], x.scale
-            )
+            S, out[t] = self.step(S, x.q[t], x.k[t], x.v[t], x.alpha[t], x.beta[t], x.scale)
             S = self.carry(S, state_dtype)
             if n in wanted:
                 states[n] = S
@@ -217,9 +205,7 @@ class Oracle:
             out[s.begin : s.begin + s.length] = 0
             if not s.live:
                 continue
-            S = self.load(
-                pools[0], s.read_row, (call.heads, call.v.shape[2], call.k.shape[2])
-            )
+            S = self.load(pools[0], s.read_row, (call.heads, call.v.shape[2], call.k.shape[2]))
             wanted = {n for n, _ in s.checkpoints} | {s.length}
             states = self.scan(x, s, S, wanted, out, state_dtype)
             for n, row in s.checkpoints:
@@ -250,23 +236,22 @@ class Oracle:
     def decode(self, call: Decode, pools, state_dtype="fp32"):
         """Output [B, H, V]. `pools` is one pool or (initial, output)."""
         pools = pools if isinstance(pools, tuple) else (pools, pools)
-        q, k = (
-            (self.l2norm(call.q), self.l2norm(call.k))
-            if call.l2norm
-            else (call.q, call.k)
-        )
+        q, k = (self.l2norm(call.q), self.l2norm(call.k)) if call.l2norm else (call.q, call.k)
         q, k, v = (self.expand(x, call.heads) for x in (q, k, call.v))
         alpha = self.raw_alpha(call.a, call.A_log, call.dt_bias)
         beta, scale = self.sigmoid(call.b), self.default_scale(call)
-        out = np.zeros((q.shape[0], call.heads, v.shape[2]))
-        source = pools[0].copy()  # every row is read before any is written
-        for i in range(q.shape[0]):
-            if isinstance(call.rows, PageTable):
-                read, write = self.decode_rows(call.rows, i, len(pools[0]))
-            else:
-                read, write = self.slot_rows(call.rows, i, pools)
+        paged, B = isinstance(call.rows, PageTable), q.shape[0]
+        rows = [
+            self.decode_rows(call.rows, i, len(pools[0]))
+            if paged
+            else self.slot_rows(call.rows, i, pools)
+            for i in range(B)
+        ]
+        # Every row is read before any is written.
+        states = [self.load(pools[0], read, pools[0].shape[1:]) for read, _ in rows]
+        out = np.zeros((B, call.heads, v.shape[2]))
+        for i, (read, write) in enumerate(rows):
             if (read, write) != (-1, -1):
-                S = self.load(source, read, source.shape[1:])
-                S, out[i] = self.step(S, q[i], k[i], v[i], alpha[i], beta[i], scale)
+                S, out[i] = self.step(states[i], q[i], k[i], v[i], alpha[i], beta[i], scale)
                 self.store(pools[1], write, S, state_dtype)
         return out

@@ -56,9 +56,7 @@ class TorchArrays:
 
     def array(self, x: np.ndarray) -> Any:
         if x.dtype == NATIVE["bf16"]:
-            tensor = self.torch.from_numpy(x.view(np.int16).copy()).view(
-                self.torch.bfloat16
-            )
+            tensor = self.torch.from_numpy(x.view(np.int16).copy()).view(self.torch.bfloat16)
         else:
             tensor = self.torch.from_numpy(x.copy())
         return tensor.to(self.device)
@@ -117,16 +115,12 @@ class Target:
         exchanged in memory; the last dimension of a rank-3 operand is dense in all of them."""
         x = native(x, dtype)
         if layout == "padded":
-            base = np.full((x.shape[0], *(n + 3 for n in x.shape[1:])), np.nan).astype(
-                x.dtype
-            )
+            base = np.full((x.shape[0], *(n + 3 for n in x.shape[1:])), np.nan).astype(x.dtype)
             inside = tuple(slice(0, n) for n in x.shape)
             base[inside] = x
             return self.arrays.array(base)[inside]
         if layout == "swapped":
-            return self.arrays.array(np.ascontiguousarray(x.swapaxes(0, 1))).swapaxes(
-                0, 1
-            )
+            return self.arrays.array(np.ascontiguousarray(x.swapaxes(0, 1))).swapaxes(0, 1)
         return self.arrays.array(np.ascontiguousarray(x))
 
     def table(self, x: np.ndarray | None, dtype: str = "int32") -> Any:
@@ -137,9 +131,7 @@ class Target:
         base = np.full((rows, size + gap), SENTINEL)
         base[:, :size] = x.reshape(rows, size)
         array = self.arrays.array(native(base, dtype))
-        return PoolArray(
-            array[:, :size].reshape(x.shape), array, self.bits(array).copy()
-        )
+        return PoolArray(array[:, :size].reshape(x.shape), array, self.bits(array).copy())
 
     def values(self, x: Any) -> np.ndarray:
         return self.arrays.numpy(x).astype(np.float64)
@@ -153,8 +145,7 @@ class Target:
         """Keyword arguments of either prefill function, without its pools."""
         raw, rows = call.gate == "raw", call.rows
         arguments = {
-            name: self.array(getattr(call, name), io, layout)
-            for name in ("q", "k", "v")
+            name: self.array(getattr(call, name), io, layout) for name in ("q", "k", "v")
         } | {
             name: None if x is None else self.array(x, gate_dtype, layout)
             for name, x in (("g", call.g), ("beta", call.beta))
@@ -171,22 +162,13 @@ class Target:
             }
         if isinstance(rows, PageTable):
             return (
-                arguments
-                | self.page_arguments(rows, index_dtype)
-                | {"page_size": rows.page_size}
+                arguments | self.page_arguments(rows, index_dtype) | {"page_size": rows.page_size}
             )
         return arguments | self.slot_arguments(rows, index_dtype)
 
     def page_arguments(self, table: PageTable, index_dtype="int32") -> dict[str, Any]:
-        names = (
-            ("page_indices", "indices"),
-            ("page_indptr", "indptr"),
-            ("last_page_len",) * 2,
-        )
-        return {
-            name: self.table(getattr(table, source), index_dtype)
-            for name, source in names
-        }
+        names = (("page_indices", "indices"), ("page_indptr", "indptr"), ("last_page_len",) * 2)
+        return {name: self.table(getattr(table, source), index_dtype) for name, source in names}
 
     def slot_arguments(self, slots: Slots, index_dtype="int32") -> dict[str, Any]:
         names = ("state_indices", "output_state_indices", "checkpoint_state_indices",
@@ -200,16 +182,10 @@ class Target:
         if layout == "fused":
             operands = self._fused(call, io)
         else:
-            operands = {
-                x: self.array(getattr(call, x), io, layout) for x in ("q", "k", "v")
-            }
-            operands |= {
-                x: self.array(getattr(call, x), gate_dtype, layout) for x in ("a", "b")
-            }
+            operands = {x: self.array(getattr(call, x), io, layout) for x in ("q", "k", "v")}
+            operands |= {x: self.array(getattr(call, x), gate_dtype, layout) for x in ("a", "b")}
         arguments = {name: x[:, None] for name, x in operands.items()}
-        arguments |= {
-            x: self.array(getattr(call, x), "fp32") for x in ("A_log", "dt_bias")
-        }
+        arguments |= {x: self.array(getattr(call, x), "fp32") for x in ("A_log", "dt_bias")}
         arguments |= {"scale": call.scale, "use_qk_l2norm": call.l2norm}
         if isinstance(call.rows, DecodeSlots):
             return arguments | {
@@ -232,24 +208,35 @@ class Target:
         return slices | {"a": columns[:, 0::2], "b": columns[:, 1::2]}
 
     # ---- calls ------------------------------------------------------------------------------
-    def prefill(
-        self, call: Prefill, pool: Any, io="fp32", *, options=None, **forms
-    ) -> Any:
+    def prefill(self, call: Prefill, pool: Any, io="fp32", *, options=None, **forms) -> Any:
         """Paged prefill on a framework pool; `options` go to the call, `forms` to the arguments."""
         import gdn_paged
 
         arguments = self.prefill_arguments(call.cast(io), io, **forms) | (options or {})
         return gdn_paged.chunk_gated_delta_rule_paged(**arguments, state_pool=pool)
 
-    def decode(
-        self, call: Decode, pool: Any, io="fp32", *, options=None, **forms
-    ) -> Any:
+    def decode(self, call: Decode, pool: Any, io="fp32", *, options=None, **forms) -> Any:
         """Paged decode; the output is [B, 1, H, V]."""
         import gdn_paged
 
         arguments = self.decode_arguments(call.cast(io), io, **forms)
         arguments |= {"backend": self.decode_row} | (options or {})
         return gdn_paged.gated_delta_rule_decode_paged(**arguments, state_pool=pool)
+
+    def slot_prefill(self, call: Prefill, io="fp32", *, options=None, **forms) -> Any:
+        """Slot and packed form; the pools come in `options`."""
+        import gdn_paged
+
+        arguments = self.prefill_arguments(call.cast(io), io, **forms) | (options or {})
+        return gdn_paged.chunk_gated_delta_rule(**arguments)
+
+    def slot_decode(self, call: Decode, io="fp32", *, options=None, **forms) -> Any:
+        """Slot form of decode; `state` or `initial_state` comes in `options`."""
+        import gdn_paged
+
+        arguments = self.decode_arguments(call.cast(io), io, **forms)
+        arguments |= {"state": None, "backend": self.decode_row} | (options or {})
+        return gdn_paged.gated_delta_rule_decode_pretranspose(**arguments)
 
     def run(self, case: Case, io: str) -> Result:
         pool = self.pool(case.pool, case.state_dtype, case.row_padding)
@@ -259,9 +246,7 @@ class Target:
             if isinstance(call, Prefill):
                 outs.append(self.values(self.prefill(call, pool.view, io, **forms)))
             else:
-                outs.append(
-                    self.values(self.decode(call, pool.view, io, **forms))[:, 0]
-                )
+                outs.append(self.values(self.decode(call, pool.view, io, **forms))[:, 0])
         size = int(np.prod(case.pool.shape[1:]))
         gap = np.array_equal(self.bits(pool.base)[:, size:], pool.start_bits[:, size:])
         return Result(outs, self.values(pool.view), before, self.bits(pool.view), gap)
@@ -289,5 +274,5 @@ def cuda_prefill_rows() -> list[str]:
     """The CUDA rows that the installed library holds, in order of preference."""
     import gdn_paged
 
-    names = [row.name for row in gdn_paged.kernel_rows("prefill")]
+    names = [row.name for row in gdn_paged.kernel_rows("prefill_paged")]
     return [name for name in names if name.startswith("cuda")]

@@ -14,6 +14,4 @@ def test_case(target, case, io):
     if target.device != "cpu" and (io == "fp32" or case.cpu_only):
         pytest.skip("CUDA rows take 16-bit operands and head sizes 64 and 128")
     result = target.run(case, io)
-    assert not problems(
-        case, result, truth_of(case, io), case_bars(case, target.device, io)
-    )
+    assert not problems(case, result, truth_of(case, io), case_bars(case, target.device, io))

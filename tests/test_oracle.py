@@ -60,17 +60,10 @@ def test_rounding_is_to_nearest_even(dtype, kept):
 
 def test_first_token():
     """S = beta v k^T and o = scale beta (q . k) v."""
-    call, pool = (
-        make_prefill(1, page_table(64, ([0], 0, 1))),
-        np.full((1, 4, 64, 64), np.nan),
-    )
+    call, pool = (make_prefill(1, page_table(64, ([0], 0, 1))), np.full((1, 4, 64, 64), np.nan))
     out = Oracle().prefill(call, pool)
-    q, k, v = (
-        np.repeat(x[0], 4 // x.shape[1], axis=0) for x in (call.q, call.k, call.v)
-    )
-    assert pool[0] == pytest.approx(
-        call.beta[0][:, None, None] * v[:, :, None] * k[:, None, :]
-    )
+    q, k, v = (np.repeat(x[0], 4 // x.shape[1], axis=0) for x in (call.q, call.k, call.v))
+    assert pool[0] == pytest.approx(call.beta[0][:, None, None] * v[:, :, None] * k[:, None, :])
     dots = (q * k).sum(-1) * call.beta[0] * 64**-0.5
     assert out[0] == pytest.approx(dots[:, None] * v)
 
@@ -82,17 +75,13 @@ def test_orthogonal_keys_are_a_memory():
     pool = np.zeros((1, 1, 64, 64))
     call = Prefill(keys, keys, v, page_table(64, ([0], 0, 64)), ones, ones)
     Oracle().prefill(call, pool, state_dtype="fp64")
-    assert np.einsum("vk,tk->tv", pool[0, 0], keys[:, 0]) == pytest.approx(
-        v[:, 0], abs=1e-12
-    )
+    assert np.einsum("vk,tk->tv", pool[0, 0], keys[:, 0]) == pytest.approx(v[:, 0], abs=1e-12)
 
 
 def test_pure_decay():
     e0, pool = single_key(40, 1, 64), np.ones((1, 1, 64, 64))
     gates = np.full((40, 1), 0.9), np.zeros((40, 1))
-    Oracle().prefill(
-        Prefill(e0, e0, 0 * e0, page_table(64, ([0], 5, 45)), *gates), pool
-    )
+    Oracle().prefill(Prefill(e0, e0, 0 * e0, page_table(64, ([0], 5, 45)), *gates), pool)
     assert pool == pytest.approx(0.9**40)
 
 
@@ -105,22 +94,16 @@ def test_decode_equals_a_prefill_of_one_token():
         A_log=call.A_log, dt_bias=call.dt_bias, beta_is_logit=True,
     )  # fmt: skip
     pools = [make_pool(31, 3, 4) for _ in range(2)]
-    assert np.array_equal(
-        oracle.decode(call, pools[0]), oracle.prefill(as_prefill, pools[1])
-    )
+    assert np.array_equal(oracle.decode(call, pools[0]), oracle.prefill(as_prefill, pools[1]))
     assert np.array_equal(*pools)
 
 
 def test_scalar_gates():
     oracle = Oracle()
-    assert oracle.raw_alpha(np.array(100.0), np.log(0.01), 0.0) == pytest.approx(
-        np.exp(-1)
-    )
+    assert oracle.raw_alpha(np.array(100.0), np.log(0.01), 0.0) == pytest.approx(np.exp(-1))
     assert oracle.raw_alpha(np.array(-800.0), 800.0, 0.0) == 1
     assert oracle.sigmoid(0.5) == pytest.approx(0.62245933, abs=1e-8)
-    assert oracle.l2norm(np.array([1e-4, 0.0]))[0] == pytest.approx(
-        0.09950372, abs=1e-8
-    )
+    assert oracle.l2norm(np.array([1e-4, 0.0]))[0] == pytest.approx(0.09950372, abs=1e-8)
 
 
 @pytest.mark.parametrize("io", ["fp32", "bf16"])
@@ -128,10 +111,7 @@ def test_chunk_identity(io):
     """The chunk-wise formula and the token loop are the same map."""
     call = make_prefill(41, page_table(64, ([1, 0, 3], 30, 180))).cast(io)
     pools = [make_pool(41, 4, 4) for _ in range(2)]
-    outs = [
-        o.prefill(call, p)
-        for o, p in zip((Oracle(), ChunkForm("good")), pools, strict=True)
-    ]
+    outs = [o.prefill(call, p) for o, p in zip((Oracle(), ChunkForm("good")), pools, strict=True)]
     assert relative_error(outs[1], outs[0]) < 1e-5
     assert relative_error(pools[1], pools[0]) < 1e-5
 

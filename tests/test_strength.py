@@ -14,9 +14,7 @@ ALL_CASES = [case for case in CASES + MORE_CASES if case.name != "B05-far"]
 DEVICES = ("cpu", "cuda")
 
 
-def failures(
-    oracle: Oracle, device: str, cases=ALL_CASES, first_only=True
-) -> list[str]:
+def failures(oracle: Oracle, device: str, cases=ALL_CASES, first_only=True) -> list[str]:
     found = []
     for case in cases:
         if device != "cpu" and case.cpu_only:
@@ -53,9 +51,7 @@ def test_good_chunk_form_passes():
 
 def passes(oracle: Oracle, case) -> bool:
     result = run_oracle(oracle, case, "fp32")
-    return not problems(
-        case, result, truth_of(case, "fp32"), case_bars(case, "cpu", "fp32")
-    )
+    return not problems(case, result, truth_of(case, "fp32"), case_bars(case, "cpu", "fp32"))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
