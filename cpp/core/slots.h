@@ -52,9 +52,11 @@ GDN_HOST_DEVICE inline bool token_range(const IndexTable& cu_seqlens, int64_t nu
 GDN_HOST_DEVICE inline bool page_range(const PageTable& table, int64_t b, int64_t* first,
                                        int64_t* count) {
   *first = table.indptr[b];
+  *count = 0;
   const int64_t end = table.indptr[b + 1];
+  if (*first < 0 || end < *first || end > table.indices.size) return false;
   *count = end - *first;
-  return *first >= 0 && end >= *first && end <= table.indices.size;
+  return true;
 }
 
 GDN_HOST_DEVICE inline bool valid_page(int64_t id, int64_t num_pages) {
@@ -131,7 +133,8 @@ GDN_HOST_DEVICE inline Sequence resolve_sequence(const PrefillProblem& p, int64_
   s.read_row = p.state_indices ? p.state_indices[b] : b;
   s.write_row = p.output_state_indices ? p.output_state_indices[b] : b;
   s.checkpoint_start = p.checkpoint_starts ? p.checkpoint_starts[b] : 0;
-  s.live = s.prefix >= 0 && rows_in_range(p, s);
+  const bool prefix_fits = s.prefix >= 0 && s.prefix <= INT64_MAX - s.length;
+  s.live = prefix_fits && rows_in_range(p, s);
   return s;
 }
 
@@ -154,14 +157,21 @@ GDN_HOST_DEVICE inline DecodeRow decode_slots(const PageTable& table, int64_t nu
   return row;
 }
 
+// Slots given by the caller are not trusted with memory: both rows are checked against their pool.
+GDN_HOST_DEVICE inline DecodeRow checked_row(const DecodeProblem& p, int64_t read_row,
+                                             int64_t write_row) {
+  DecodeRow row;
+  row.read_row = read_row;
+  row.write_row = write_row;
+  row.live = p.initial.accepts(read_row) && p.output_state.accepts(write_row) &&
+             !(read_row == -1 && write_row == -1);
+  return row;
+}
+
 GDN_HOST_DEVICE inline DecodeRow resolve_decode(const DecodeProblem& p, int64_t b) {
   if (p.paged && !p.slots_given) return decode_slots(p.table, p.initial.num_rows, b);
-  DecodeRow row;
-  row.read_row = p.initial_indices ? p.initial_indices[b] : b;
-  row.write_row = p.output_indices ? p.output_indices[b] : row.read_row;
-  row.live = p.initial.accepts(row.read_row) && p.output_state.accepts(row.write_row) &&
-             !(row.read_row == -1 && row.write_row == -1);
-  return row;
+  const int64_t read_row = p.initial_indices ? p.initial_indices[b] : b;
+  return checked_row(p, read_row, p.output_indices ? p.output_indices[b] : read_row);
 }
 
 }  // namespace gdn

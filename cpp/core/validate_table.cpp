@@ -57,6 +57,8 @@ PageTableProblem page_table_problem(const gdn_page_table_params_t* params, Table
   p.num_seqs = c.num_seqs;
   if (c.num_tokens > 0) p.num_tokens = c.num_tokens;
   if (c.num_pages > 0) p.num_pages = c.num_pages;
+  // Slots are int32: a larger id of an int64 table must not wrap into the pool.
+  if (c.num_pages == 0 && use == TableUse::kSlots) p.num_pages = INT32_MAX;
   p.is_decode = is_decode;
   p.allow_padding = c.flags & GDN_ALLOW_PADDING;
   p.report = c.report;
