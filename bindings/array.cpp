@@ -50,7 +50,8 @@ const DLPackExchangeAPI* exchange_api(nb::handle type) {
 TypeInfo inspect(PyTypeObject* type) {
   TypeInfo info{type, nullptr, Protocol::kDlpack, Framework::kOther};
   nb::handle self(reinterpret_cast<PyObject*>(type));
-  bool exact = nb::cast<bool>(self.attr("__dict__").attr("__contains__")("__dlpack_c_exchange_api__"));
+  bool exact =
+      nb::cast<bool>(self.attr("__dict__").attr("__contains__")("__dlpack_c_exchange_api__"));
   for (nb::handle base : nb::borrow<nb::tuple>(self.attr("__mro__"))) {
     const std::string module = text_attribute(base, "__module__");
     const std::string name = text_attribute(base, "__name__");
@@ -110,9 +111,7 @@ void take_dltensor(ArrayView& view, const DLTensor& tensor) {
       view.device_id = 0;
       break;
     case kDLCUDA:
-    case kDLCUDAManaged:
-      view.device_type = GDN_CUDA_DEVICE;
-      break;
+    case kDLCUDAManaged: view.device_type = GDN_CUDA_DEVICE; break;
     default:
       fail("%s: DLPack device type %d; expected CPU or CUDA", view.name,
            static_cast<int>(tensor.device.device_type));
@@ -217,15 +216,19 @@ void view_dlpack(ArrayView& view, Access access) {
   }
   const bool is_jax = view.framework == Framework::kJax;
   if (is_jax && access == Access::kWrite) {
-    fail("%s: a jax.Array is immutable and cannot be written; expected a PyTorch, NumPy or CuPy "
-         "array", view.name);
+    fail(
+        "%s: a jax.Array is immutable and cannot be written; expected a PyTorch, NumPy or CuPy "
+        "array",
+        view.name);
   }
   nb::object device = view.object.attr("__dlpack_device__")();
   const int device_type = nb::cast<int>(nb::int_(device[0]));
   const bool on_cuda = device_type == kDLCUDA || device_type == kDLCUDAManaged;
   if (is_jax && on_cuda) {
-    fail("%s: a jax.Array on CUDA has no stream to order this call on; expected a PyTorch or CuPy "
-         "array (torch.from_dlpack(x))", view.name);
+    fail(
+        "%s: a jax.Array on CUDA has no stream to order this call on; expected a PyTorch or CuPy "
+        "array (torch.from_dlpack(x))",
+        view.name);
   }
   view.owner = dlpack_capsule(view, on_cuda);
   if (PyCapsule_IsValid(view.owner.ptr(), "dltensor_versioned")) {
@@ -233,16 +236,18 @@ void view_dlpack(ArrayView& view, Access access) {
         PyCapsule_GetPointer(view.owner.ptr(), "dltensor_versioned"));
     const uint64_t refused = DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED;
     if (access == Access::kWrite && (managed->flags & refused)) {
-      fail("%s: %s gives a read-only or copied view; expected a writable array, it is written in "
-           "place", view.name, type_of(view.object).c_str());
+      fail(
+          "%s: %s gives a read-only or copied view; expected a writable array, it is written in "
+          "place",
+          view.name, type_of(view.object).c_str());
     }
     take_dltensor(view, managed->dl_tensor);
   } else if (PyCapsule_IsValid(view.owner.ptr(), "dltensor")) {
     take_dltensor(view, static_cast<const DLManagedTensor*>(
-                            PyCapsule_GetPointer(view.owner.ptr(), "dltensor"))->dl_tensor);
+                            PyCapsule_GetPointer(view.owner.ptr(), "dltensor"))
+                            ->dl_tensor);
   } else {
-    fail("%s: %s.__dlpack__() returned no DLPack capsule", view.name,
-         type_of(view.object).c_str());
+    fail("%s: %s.__dlpack__() returned no DLPack capsule", view.name, type_of(view.object).c_str());
   }
 }
 

@@ -1,7 +1,5 @@
 #include "call.h"
 
-#include <cstring>
-
 namespace gdn::python {
 namespace {
 
@@ -34,7 +32,16 @@ int64_t stride_of(const ArrayView& view, int dim) {
   return view.strides[dim] == 0 ? GDN_STRIDE_BROADCAST : view.strides[dim];
 }
 
+bool is_empty(const ArrayView& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] == 0) return true;
+  }
+  return false;
+}
+
+// Strides of an array without elements are whatever its framework likes.
 bool is_dense_row(const ArrayView& view, int from) {
+  if (is_empty(view)) return true;
   int64_t dense = 1;
   for (int i = view.rank - 1; i >= from; --i) {
     if (view.shape[i] > 1 && view.strides[i] != dense) return false;
@@ -76,8 +83,10 @@ CUstream_st* current_stream(const ArrayView& first) {
     nb::object stream = nb::module_::import_("cupy.cuda").attr("get_current_stream")(device);
     return stream_pointer(to_int64("stream", stream.attr("ptr")));
   }
-  fail("stream: None, and %s on CUDA has no known current stream; expected an int or an object "
-       "with __cuda_stream__", type_of(first.object).c_str());
+  fail(
+      "stream: None, and %s on CUDA has no known current stream; expected an int or an object "
+      "with __cuda_stream__",
+      type_of(first.object).c_str());
 }
 
 }  // namespace
@@ -110,7 +119,7 @@ ArrayView Call::array(const char* name, nb::handle object, const Shape& shape, A
 
 Operand Call::operand(const ArrayView& view, int head_dim) const {
   const int last = view.rank - 1;
-  if (view.shape[last] > 1 && view.strides[last] != 1) {
+  if (view.shape[last] > 1 && view.strides[last] != 1 && !is_empty(view)) {
     fail("%s: stride %lld in the last dimension; expected 1 (make it contiguous)", view.name,
          static_cast<long long>(view.strides[last]));
   }
@@ -161,20 +170,21 @@ const void* Call::slot_array(const char* name, nb::handle object, int64_t size) 
 
 gdn_pool_t Call::pool(const char* name, nb::handle object, const HeadCounts& heads, Access access,
                       int64_t rows) {
-  const ArrayView view = array(
-      name, object, {{rows, heads.state, heads.dim_v, heads.dim_k}, "rows of states [H, V, K]"},
-      access);
+  const ArrayView view =
+      array(name, object,
+            {{rows, heads.state, heads.dim_v, heads.dim_k}, "rows of states [H, V, K]"}, access);
   if (!is_float(view.dtype)) {
     fail("%s: %s; expected float32, bfloat16 or float16", name, describe(view).c_str());
   }
   if (!is_dense_row(view, 1)) {
-    fail("%s: strides [%lld, %lld, %lld, %lld]; expected dense [H, V, K] rows (the row stride is "
-         "free)", name, static_cast<long long>(view.strides[0]),
-         static_cast<long long>(view.strides[1]), static_cast<long long>(view.strides[2]),
-         static_cast<long long>(view.strides[3]));
+    fail(
+        "%s: strides [%lld, %lld, %lld, %lld]; expected dense [H, V, K] rows (the row stride is "
+        "free)",
+        name, static_cast<long long>(view.strides[0]), static_cast<long long>(view.strides[1]),
+        static_cast<long long>(view.strides[2]), static_cast<long long>(view.strides[3]));
   }
   const int64_t row = heads.state * heads.dim_v * heads.dim_k;
-  if (view.shape[0] > 1 && view.strides[0] < row) {
+  if (view.shape[0] > 1 && view.strides[0] < row && row > 0) {
     fail("%s: row stride %lld; expected at least %lld, rows must not overlap", name,
          static_cast<long long>(view.strides[0]), static_cast<long long>(row));
   }
@@ -198,8 +208,10 @@ void Call::refuse_grad(const ArrayView& view) {
     grad_enabled_ = nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")());
   }
   if (grad_enabled_) {
-    fail("%s: requires grad, and gdn_paged has no backward; expected a tensor without it (call "
-         "under torch.no_grad() or pass %s.detach())", view.name, view.name);
+    fail(
+        "%s: requires grad, and gdn_paged has no backward; expected a tensor without it (call "
+        "under torch.no_grad() or pass %s.detach())",
+        view.name, view.name);
   }
 }
 
@@ -248,9 +260,10 @@ HeadCounts check_heads(const ArrayView& q, const ArrayView& k, const ArrayView& 
   const bool gva = h.q > 0 && h.q == h.k && h.v % h.q == 0 && h.v > 0;
   const bool gqa = h.v > 0 && h.v == h.k && h.q % h.v == 0 && h.q > 0;
   if (!gva && !gqa) {
-    fail("v: %lld heads, with %lld of q and %lld of k; expected v heads a multiple of q heads = k "
-         "heads, or q heads a multiple of k heads = v heads", static_cast<long long>(h.v),
-         static_cast<long long>(h.q), static_cast<long long>(h.k));
+    fail(
+        "v: %lld heads, with %lld of q and %lld of k; expected v heads a multiple of q heads = k "
+        "heads, or q heads a multiple of k heads = v heads",
+        static_cast<long long>(h.v), static_cast<long long>(h.q), static_cast<long long>(h.k));
   }
   h.state = h.q > h.v ? h.q : h.v;
   return h;
@@ -266,85 +279,6 @@ void check_same_dtype(const ArrayView& view, const ArrayView& q) {
   if (view.dtype != q.dtype) {
     fail("%s: %s; expected the dtype of q: %s", view.name, describe(view).c_str(),
          dtype_name(q.dtype).c_str());
-  }
-}
-
-int64_t to_int64(const char* name, nb::handle object) {
-  nb::object index = nb::steal(PyBool_Check(object.ptr()) ? nullptr : PyNumber_Index(object.ptr()));
-  if (!index.is_valid()) {
-    PyErr_Clear();
-    const std::string text = nb::cast<std::string>(nb::repr(object));
-    fail("%s: got %s (%s); expected an int", name, text.c_str(), type_of(object).c_str());
-  }
-  const int64_t value = PyLong_AsLongLong(index.ptr());
-  if (value == -1 && PyErr_Occurred()) {
-    PyErr_Clear();
-    // Pointers and handles above 2^63 are unsigned.
-    const uint64_t bits = PyLong_AsUnsignedLongLong(index.ptr());
-    if (!PyErr_Occurred()) return static_cast<int64_t>(bits);
-    PyErr_Clear();
-    fail("%s: %s; expected a 64-bit integer", name, nb::cast<std::string>(nb::str(index)).c_str());
-  }
-  return value;
-}
-
-bool to_bool(const char* name, nb::handle object) {
-  if (object.is(Py_True)) return true;
-  if (object.is(Py_False)) return false;
-  const int value = PyObject_IsTrue(object.ptr());
-  if (value < 0 || object.is_none()) {
-    PyErr_Clear();
-    fail("%s: got %s; expected a bool", name, type_of(object).c_str());
-  }
-  return value != 0;
-}
-
-double to_double(const char* name, nb::handle object) {
-  const double value = PyFloat_AsDouble(object.ptr());
-  if (value == -1.0 && PyErr_Occurred()) {
-    PyErr_Clear();
-    fail("%s: got %s; expected a float", name, type_of(object).c_str());
-  }
-  return value;
-}
-
-const char* to_text(const char* name, nb::handle object) {
-  if (object.is_none()) return nullptr;
-  if (!nb::isinstance<nb::str>(object)) {
-    fail("%s: got %s; expected a str", name, type_of(object).c_str());
-  }
-  return nb::borrow<nb::str>(object).c_str();
-}
-
-const char* to_backend(nb::handle object) {
-  const char* name = to_text("backend", object);
-  if (name == nullptr || !std::strcmp(name, "auto") || !std::strcmp(name, "flashinfer")) {
-    return nullptr;
-  }
-  return name;
-}
-
-bool is_batch_invariant(nb::handle deterministic) {
-  const char* text = deterministic.is_none() ? nullptr : to_text("deterministic", deterministic);
-  if (text == nullptr) return false;
-  if (std::strcmp(text, "batch") != 0) {
-    fail("deterministic: \"%s\"; expected None or \"batch\"", text);
-  }
-  return true;
-}
-
-void check_status(gdn_status_t status) {
-  switch (status) {
-    case GDN_OK: return;
-    case GDN_INVALID_ARGUMENT:
-    case GDN_WORKSPACE:
-    case GDN_PAGE_TABLE: throw nb::value_error(gdn_last_error());
-    case GDN_UNSUPPORTED:
-      PyErr_SetString(PyExc_NotImplementedError, gdn_last_error());
-      throw nb::python_error();
-    default:
-      PyErr_Format(PyExc_RuntimeError, "%s: %s", gdn_status_string(status), gdn_last_error());
-      throw nb::python_error();
   }
 }
 

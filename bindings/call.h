@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "array.h"
+#include "scalars.h"
 
 namespace gdn::python {
 
@@ -90,23 +91,13 @@ class Call {
   ArrayView first_;
   CUstream_st* stream_ = nullptr;
   bool stream_given_ = false;
-  int grad_enabled_ = -1;  // unknown
+  int grad_enabled_ = -1;         // unknown
   std::vector<nb::object> kept_;  // alive until the call returns
 };
 
 HeadCounts check_heads(const ArrayView& q, const ArrayView& k, const ArrayView& v);
-void check_io(const ArrayView& view);                            // float32, bfloat16 or float16
+void check_io(const ArrayView& view);  // float32, bfloat16 or float16
 void check_same_dtype(const ArrayView& view, const ArrayView& q);
-
-int64_t to_int64(const char* name, nb::handle object);  // anything with __index__ except bool
-bool to_bool(const char* name, nb::handle object);
-double to_double(const char* name, nb::handle object);
-const char* to_text(const char* name, nb::handle object);  // null for None
-const char* to_backend(nb::handle object);                 // null for "auto"
-bool is_batch_invariant(nb::handle deterministic);
-
-// Raises the Python exception of a status with the library's text.
-void check_status(gdn_status_t status);
 
 // Where and how: the fields that prefill and decode params share.
 struct LaunchOptions {

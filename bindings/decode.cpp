@@ -4,7 +4,8 @@
 namespace gdn::python {
 namespace {
 
-// Positions in the argument tuple; python/gdn_paged/ops.py packs them in this order.
+// Positions in the argument tuple; python/gdn_paged/decode.py packs them in this order.
+// clang-format off
 enum Common : int {
   kQ, kK, kV, kALog, kA, kDtBias, kB, kScale, kOutput, kUseQkL2norm, kStream, kDeterministic,
   kNumThreads, kBackend, kCommonCount
@@ -16,6 +17,7 @@ enum Pretranspose : int {
   kState = kCommonCount, kInitialState, kInitialStateIndices, kOutputStateIndices,
   kPretransposeCount
 };
+// clang-format on
 
 // A call that owns what its params point to.
 struct DecodeCall {
@@ -30,17 +32,18 @@ struct DecodeCall {
 };
 
 void set_operands(DecodeCall& c) {
-  const ArrayView q = c.call.array("q", c.args[kQ], {{kAny, kAny, kAny, kAny},
-                                                     "[batch, 1, num_q_heads, head_dim_k]"});
+  const ArrayView q = c.call.array(
+      "q", c.args[kQ], {{kAny, kAny, kAny, kAny}, "[batch, 1, num_q_heads, head_dim_k]"});
   const int64_t batch = q.shape[0];
   if (q.shape[1] != 1) {
     fail("q: T = %lld tokens per row, %s; decode expects T = 1 (prefill serves more)",
          static_cast<long long>(q.shape[1]), describe(q).c_str());
   }
-  const ArrayView k = c.call.array(
-      "k", c.args[kK], {{batch, 1, kAny, q.shape[3]}, "[batch, 1, num_k_heads, head_dim_k]"});
-  const ArrayView v = c.call.array("v", c.args[kV], {{batch, 1, kAny, kAny},
-                                                     "[batch, 1, num_v_heads, head_dim_v]"});
+  const ArrayView k =
+      c.call.array("k", c.args[kK],
+                   {{batch, 1, kAny, q.shape[3]}, "[batch, 1, num_k_heads, head_dim_k] as in q"});
+  const ArrayView v = c.call.array("v", c.args[kV],
+                                   {{batch, 1, kAny, kAny}, "[batch, 1, num_v_heads, head_dim_v]"});
   check_io(q);
   for (const ArrayView* view : {&k, &v}) check_same_dtype(*view, q);
   for (const ArrayView* view : {&q, &k, &v}) c.call.refuse_grad(*view);
@@ -111,10 +114,9 @@ void set_output(DecodeCall& c) {
   const int64_t batch = c.p.batch_size;
   c.output = nb::borrow(c.args[kOutput]);
   if (c.output.is_none()) c.output = c.call.empty({batch, 1, c.heads.state, c.heads.dim_v});
-  const ArrayView output =
-      c.call.array("output", c.output,
-                   {{batch, 1, c.heads.state, c.heads.dim_v}, "[batch, 1, H, head_dim_v]"},
-                   Access::kWrite);
+  const ArrayView output = c.call.array(
+      "output", c.output, {{batch, 1, c.heads.state, c.heads.dim_v}, "[batch, 1, H, head_dim_v]"},
+      Access::kWrite);
   check_same_dtype(output, c.call.first());
   const Operand o = c.call.operand(output, 2);
   c.p.output = o.data;
@@ -131,8 +133,7 @@ void set_slots(DecodeCall& c) {
   }
   const nb::tuple fields = nb::borrow<nb::tuple>(slots);
   const int64_t batch = c.p.batch_size;
-  c.p.initial_state_indices =
-      c.call.slot_array("slots.initial_state_indices", fields[0], batch);
+  c.p.initial_state_indices = c.call.slot_array("slots.initial_state_indices", fields[0], batch);
   c.p.output_state_indices = c.call.slot_array("slots.output_state_indices", fields[1], batch);
 }
 
@@ -234,7 +235,8 @@ nb::str explain_pretranspose(const nb::tuple& tuple) {
 void define_decode(nb::module_& m) {
   m.def("decode_paged", &run_paged, nb::arg("arguments"),
         nb::sig("def decode_paged(arguments: tuple) -> typing.Any"));
-  m.def("decode", &run_pretranspose, nb::arg("arguments"));
+  m.def("decode", &run_pretranspose, nb::arg("arguments"),
+        nb::sig("def decode(arguments: tuple) -> typing.Any"));
   m.def("explain_decode_paged", &explain_paged, nb::arg("arguments"));
   m.def("explain_decode", &explain_pretranspose, nb::arg("arguments"));
 }

@@ -9,7 +9,14 @@ namespace {
 // Positions in the argument tuple; python/gdn_paged packs them in this order. A decode table has
 // no cu_seqlens (None) and may have no page_size (0).
 enum Position : int {
-  kCuSeqlens, kPageIndices, kPageIndptr, kPageSize, kLastPageLen, kStream, kNumThreads, kCount
+  kCuSeqlens,
+  kPageIndices,
+  kPageIndptr,
+  kPageSize,
+  kLastPageLen,
+  kStream,
+  kNumThreads,
+  kCount
 };
 
 struct TableCall {
@@ -97,8 +104,7 @@ nb::object validate(const nb::tuple& tuple, int64_t num_pages, int64_t num_token
   if (c.call.on_cuda()) {
     size_t bytes = sizeof(gdn_page_table_report_t);
     report = c.call.empty({static_cast<int64_t>(bytes)}, "uint8");
-    c.p.report =
-        static_cast<gdn_page_table_report_t*>(c.call.scratch("report", report, &bytes));
+    c.p.report = static_cast<gdn_page_table_report_t*>(c.call.scratch("report", report, &bytes));
     check_status(gdn_validate_page_table_workspace_size(&c.p, &c.p.workspace_bytes));
     c.p.workspace = c.call.scratch("workspace", nb::none(), &c.p.workspace_bytes);
   }
@@ -127,8 +133,8 @@ nb::tuple page_stats(nb::handle state_pool, nb::handle page_indices, nb::handle 
                      nb::handle num_threads) {
   Call call("state_pool", state_pool);
   call.use_stream(stream);
-  const ArrayView view = call.array("state_pool", state_pool,
-                                    {{kAny, kAny, kAny, kAny}, "[num_pages, H, V, K]"});
+  const ArrayView view =
+      call.array("state_pool", state_pool, {{kAny, kAny, kAny, kAny}, "[num_pages, H, V, K]"});
   const HeadCounts heads{0, 0, 0, view.shape[1], view.shape[3], view.shape[2]};
   const gdn_pool_t pool = call.pool("state_pool", state_pool, heads, Access::kRead);
   gdn_page_stats_params_t p = GDN_PAGE_STATS_PARAMS_INIT;
@@ -168,7 +174,8 @@ nb::tuple page_stats(nb::handle state_pool, nb::handle page_indices, nb::handle 
 }  // namespace
 
 void define_slots(nb::module_& m) {
-  m.def("slots", &slots, nb::arg("arguments"));
+  m.def("slots", &slots, nb::arg("arguments"),
+        nb::sig("def slots(arguments: tuple) -> tuple[typing.Any, ...]"));
   m.def("validate_page_table", &validate, nb::arg("arguments"), nb::arg("num_pages"),
         nb::arg("num_tokens"), nb::arg("allow_padding"));
   m.def("report_text", &report_text, nb::arg("report"));

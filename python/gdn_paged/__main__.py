@@ -9,8 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from . import _core, build_info, has_cuda, kernel_rows
 from . import __version__ as library_version
+from . import _core, build_info, has_cuda, kernel_rows
 
 
 def _root() -> Path:
@@ -26,8 +26,8 @@ def _devices() -> list[str]:
 
             if torch.cuda.is_available():
                 count = torch.cuda.device_count()
-                names = [torch.cuda.get_device_properties(i) for i in range(count)]
-                return [f"cuda:{i} {p.name}, sm_{p.major}{p.minor}" for i, p in enumerate(names)]
+                gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
+                return [f"cuda:{i} {p.name}, sm_{p.major}{p.minor}" for i, p in enumerate(gpus)]
         elif importlib.util.find_spec("cupy"):
             import cupy
 

@@ -8,10 +8,14 @@ from typing import Any
 
 
 def name_of(array: object) -> str:
-    """"torch", "numpy", "cupy", or the name of any other type."""
+    """ "torch", "numpy", "cupy", or the name of any other type."""
     for base in type(array).__mro__:
         module = base.__module__.partition(".")[0]
-        if (module, base.__name__) in (("torch", "Tensor"), ("numpy", "ndarray"), ("cupy", "ndarray")):
+        if (module, base.__name__) in (
+            ("torch", "Tensor"),
+            ("numpy", "ndarray"),
+            ("cupy", "ndarray"),
+        ):
             return module
     return type(array).__name__
 
@@ -36,7 +40,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str | None, stream: int | No
     framework = name_of(like)
     if framework not in ("torch", "numpy", "cupy"):
         raise ValueError(
-            f"output: None, and memory of {framework} cannot be allocated; expected an array to write"
+            f"output: None, and no memory of {framework} can be allocated; expected an array"
         )
     module = sys.modules[framework]
     with _on_stream(like, framework, stream):

@@ -42,11 +42,11 @@ def validate_page_table(
     Raises:
         ValueError: names the rule, the sequence, the entry and its value.
     """
-    tables: tuple[Any, ...] = (cu_seqlens, page_indices, page_indptr, last_page_len)
+    tables: list[Any] = [cu_seqlens, page_indices, page_indptr, last_page_len]
     if mode not in ("host", "device"):
         raise ValueError(f'validate: {mode!r}; expected None, "host" or "device"')
     if mode == "host":
-        tables = tuple(_frameworks.to_host(table) for table in tables)
+        tables = [_frameworks.to_host(table) for table in tables]
         stream = None
     cu, indices, indptr, last = tables
     arguments = (cu, indices, indptr, page_size, last, stream, num_threads)
@@ -62,7 +62,7 @@ def validate_page_table(
 
 def rows_of(array: object) -> int:
     """Rows of an array; 0 (unknown) of anything else, which the call itself refuses."""
-    shape = getattr(array, "shape", ())
+    shape: Any = getattr(array, "shape", ())
     return int(shape[0]) if len(shape) else 0
 
 

@@ -234,6 +234,9 @@ def prefill_plan(
     q: A,
     k: DLPackArray,
     v: DLPackArray,
+    g: DLPackArray | None = None,
+    beta: DLPackArray | None = None,
+    scale: float | None = None,
     *,
     cu_seqlens: DLPackArray,
     state_pool: DLPackArray,
@@ -241,29 +244,39 @@ def prefill_plan(
     page_indptr: DLPackArray,
     page_size: Index,
     last_page_len: DLPackArray,
+    use_qk_l2norm_in_kernel: bool = False,
+    gate_domain: Literal["linear", "log"] = "linear",
+    use_gate_in_kernel: bool = False,
+    A_log: DLPackArray | None = None,
+    dt_bias: DLPackArray | None = None,
+    beta_is_logit: bool = False,
     slots: GDNPagedPrefillSlots[Any] | None = None,
-    plan: A | None = None,
     stream: Stream | None = None,
+    plan: A | None = None,
     deterministic: Literal["batch"] | None = None,
+    num_threads: int = 0,
     backend: str = "auto",
 ) -> A:
     """Makes the part of a paged prefill that depends on the batch and not on the layer.
 
-    Make it once per step and pass it as ``plan`` to every layer's call. It is valid for calls with
-    the same tables and shapes.
+    Make it once per step, with the arguments of any layer's call, and pass it as ``plan`` to every
+    layer's. It is valid for calls with the same tables, shapes and dtypes; contents of q, k, v and
+    the gates do not matter.
 
     Args:
-        q, k, v, cu_seqlens, state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
-        stream, deterministic, backend: as in :func:`chunk_gated_delta_rule_paged`.
         plan: 1-D uint8 memory to write, 256-byte aligned; None: allocated by the framework of q.
+        others: as in :func:`chunk_gated_delta_rule_paged`.
 
     Returns:
         The plan, a uint8 array; of size 0 on the CPU, which needs none.
+
+    Raises:
+        ValueError, NotImplementedError, RuntimeError: as in :func:`chunk_gated_delta_rule_paged`.
     """
     return _core.plan_prefill_paged((
-        q, k, v, None, None, None, cu_seqlens, False, None,
-        "linear", False, None, None, False,
-        stream, None, plan, deterministic, 0, backend,
+        q, k, v, g, beta, scale, cu_seqlens, use_qk_l2norm_in_kernel, None,
+        gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
+        stream, None, plan, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
     ))  # fmt: skip
 
