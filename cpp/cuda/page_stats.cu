@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) {
       p.nan_count[page] = -1;
       p.inf_count[page] = -1;
-      p.abs_max[page] = 0.0f;
+      p.abs_max[page] = -1.0f;
     }
     return;
   }

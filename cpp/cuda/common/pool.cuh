@@ -9,31 +9,36 @@
 
 namespace gdn {
 
-// The [V, K] state of head h in pool row `row`, or null for row -1. Offsets are 64-bit.
+// The [V, K] state of head h in pool row `row`; not to be followed for row -1. Offsets are 64-bit.
 template <class T>
 __device__ __forceinline__ T* state_of(const Pool& pool, int64_t row, int64_t h,
                                        int64_t head_elements) {
-  if (row < 0) return nullptr;
   return static_cast<T*>(pool.data) + row * pool.row_stride + h * head_elements;
 }
 
 // Bytes that pass through once: kept out of L1 and first to leave L2, so that the small operands
 // that every layer reads again stay there.
-__device__ __forceinline__ uint4 load_streaming(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.L2::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
+struct Streaming {
+  uint64_t policy;
 
-__device__ __forceinline__ void store_streaming(void* p, const uint4& v) {
-  asm volatile("st.global.L1::no_allocate.L2::evict_first.v4.u32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
-}
+  __device__ __forceinline__ Streaming() {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  }
+  __device__ __forceinline__ uint4 load(const void* p) const {
+    uint4 v;
+    asm volatile(
+        "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(p), "l"(policy));
+    return v;
+  }
+  __device__ __forceinline__ void store(void* p, const uint4& v) const {
+    asm volatile("st.global.L1::no_allocate.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
+                 :
+                 : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy)
+                 : "memory");
+  }
+};
 
 // Pairs in any pool dtype, for kernels that hold a state in matrix fragments.
 __device__ __forceinline__ float2 load_state_pair(const void* state, DType dtype, int64_t i) {

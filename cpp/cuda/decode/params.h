@@ -1,0 +1,28 @@
+// What one decode launch gets.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+
+namespace gdn {
+
+// Divides 0 <= x < 2^16 by 1 <= d < 2^16 with one multiplication.
+struct SmallDivisor {
+  uint32_t factor = 0;  // ceil(2^32 / d); 0 stands for d = 1
+};
+
+inline SmallDivisor small_divisor(uint32_t d) {
+  return {.factor = d == 1 ? 0 : 0xffffffffu / d + 1};
+}
+
+struct DecodeParams {
+  DecodeProblem problem;
+  int32_t groups = 0;        // row groups per warp: a power of two
+  int32_t parts_log2 = 0;    // a state's V rows are split over 2^parts_log2 blocks
+  SmallDivisor heads_per_q;  // state heads that share a q head
+  SmallDivisor heads_per_k;
+  SmallDivisor heads_per_v;
+};
+
+}  // namespace gdn
