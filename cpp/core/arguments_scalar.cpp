@@ -5,6 +5,11 @@
 #include "core/arguments.h"
 
 namespace gdn {
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;  // OpenMP ends the process when it cannot start a thread
+
+}  // namespace
 
 Heads check_heads(const Heads& given) {
   Heads h = given;
@@ -42,7 +47,8 @@ Device check_device(gdn_device_type_t type, int32_t id, CUstream_st* stream) {
 }
 
 Threads check_threads(gdn_parallel_for_t parallel_for, void* context, int32_t count) {
-  GDN_REQUIRE(count >= 0, "num_threads: %d given, at least 0 expected (0: all)", count);
+  GDN_REQUIRE(count >= 0 && count <= kMaxThreads, "num_threads: %d given, 0 (all) to %d expected",
+              count, kMaxThreads);
   return {.parallel_for = parallel_for, .context = context, .count = count};
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/slots.h"
 #include "core/status.h"
 
 namespace gdn {
@@ -125,7 +126,8 @@ void explain_lengths(const PrefillProblem& p, Text* text) {
   if (!lengths || p.num_seqs == 0) return;
   int64_t shortest = INT64_MAX, longest = 0;
   for (int64_t b = 0; b < p.num_seqs; ++b) {
-    const int64_t length = lengths[b + 1] - lengths[b];
+    int64_t begin = 0, length = 0;
+    token_range(lengths, p.num_tokens, b, &begin, &length);
     shortest = length < shortest ? length : shortest;
     longest = length > longest ? length : longest;
   }

@@ -116,6 +116,11 @@ void check_output_overlap(const PrefillProblem& p) {
   check_no_overlap(output, span_of("page_indices", p.table.indices));
   check_no_overlap(output, span_of("page_indptr", p.table.indptr));
   check_no_overlap(output, span_of("last_page_len", p.table.last_page_len));
+  check_no_overlap(output, span_of("state_indices", p.state_indices));
+  check_no_overlap(output, span_of("output_state_indices", p.output_state_indices));
+  check_no_overlap(output, span_of("checkpoint_cu_starts", p.checkpoint_starts));
+  check_no_overlap(output, span_of("checkpoint_state_indices", p.checkpoint_indices));
+  check_no_overlap(output, span_of("prefix_lens", p.prefix_lens));
   const int64_t state = h.state_elements();
   check_no_overlap(output, span_of(p.paged ? "state_pool" : "initial_state", p.initial, state));
   check_no_overlap(output, span_of("output_state", p.output_state, state));

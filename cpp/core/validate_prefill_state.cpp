@@ -152,7 +152,7 @@ void read_slots(const gdn_prefill_params_t& c, PrefillStateUse use, PrefillProbl
   a.name = "state_checkpoints", a.pool = c.state_checkpoints;
   p->checkpoints = check_pool(a);
   if (!p->output_state_indices) p->output_state_indices = p->state_indices;
-  const bool has_rows = static_cast<bool>(p->state_indices);
+  const bool has_rows = !use.tables || p->state_indices;
   check_packed_rows("initial_state", p->initial, has_rows, p->num_seqs);
   check_packed_rows("output_state", p->output_state, has_rows, p->num_seqs);
 }

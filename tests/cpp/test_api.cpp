@@ -78,6 +78,8 @@ void test_sizes() {
     c.params.num_v_heads = c.params.head_dim_k = c.params.head_dim_v = INT32_MAX;
   });
   prefill_fails("num_threads: -1 given", [](auto& c) { c.params.num_threads = -1; });
+  prefill_fails("num_threads: 2147483647 given, 0 (all) to 1024 expected",
+                [](auto& c) { c.params.num_threads = INT32_MAX; });
   prefill_fails("scale: nan given", [](auto& c) { c.params.scale = std::nan(""); });
   for (const int64_t page_size : {0, -64, 63, 96, 528}) {
     const std::string text = "page_size: " + std::to_string(page_size) + " given, a positive";
@@ -142,6 +144,8 @@ void test_strides() {
   prefill_fails("overlaps state_pool",
                 [](auto& c) { c.params.output = c.pool_data.data() + gdn_test::kState; });
   prefill_fails("overlaps g", [](auto& c) { c.params.g = c.output.data() + 100; });
+  slots_fail("overlaps state_indices",
+             [](auto& c) { c.params.state_indices = c.output.data() + 250; });
   decode_fails("overlaps q", [](auto& c) { c.params.q = c.output.data() + 8; });
 }
 
@@ -261,6 +265,10 @@ void test_size_queries() {
   CHECK_OK(gdn_prefill_plan(&call.params));
   CHECK_EQUAL(gdn_prefill_workspace_size(&params, nullptr), GDN_INVALID_ARGUMENT);
   CHECK_CONTAINS(gdn_last_error(), "bytes: NULL given");
+  call.use_slots();  // rows are still unknown here, so none can be missing
+  call.params.state_indices = nullptr;
+  call.pool.num_rows = 1;
+  CHECK_OK(gdn_prefill_workspace_size(&call.params, &bytes));
   params.page_size = 100;
   CHECK_EQUAL(gdn_prefill_workspace_size(&params, &bytes), GDN_INVALID_ARGUMENT);
 }

@@ -17,8 +17,8 @@
  *
  * Every struct starts with `struct_size`. Set it (the GDN_*_INIT macros do) and zero the rest:
  * zero is the default of every field. Sizes, counts and strides are in elements unless a name
- * says bytes. A stride of 0 means "dense"; GDN_STRIDE_BROADCAST means "does not move".
- * Table arrays are dense and int32 unless their dtype field says GDN_INT64.
+ * says bytes. A stride of 0 means "dense", GDN_STRIDE_BROADCAST "does not move"; all others are
+ * positive. Table arrays are dense and int32 unless their dtype field says GDN_INT64.
  */
 #ifndef GDN_PAGED_GDN_PAGED_H_
 #define GDN_PAGED_GDN_PAGED_H_
@@ -261,7 +261,7 @@ typedef struct gdn_prefill_params {
   /* CPU threads */
   gdn_parallel_for_t parallel_for; /* NULL: OpenMP */
   void* parallel_for_context;
-  int32_t num_threads; /* 0: all */
+  int32_t num_threads; /* 0: all; at most 1024 */
   int32_t reserved;
 } gdn_prefill_params_t;
 #define GDN_PREFILL_PARAMS_INIT GDN_INIT_(gdn_prefill_params_t)
