@@ -26,6 +26,15 @@ class Random:
     gap: int
     forms: dict[str, str]  # layout, index_dtype, gate_dtype
 
+    def __repr__(self) -> str:
+        call, table = self.call, self.call.rows
+        options = {x: getattr(call, x) for x in ("scale", "gate", "l2norm") if hasattr(call, x)}
+        shapes = call.q.shape, call.v.shape
+        return (
+            f"{type(call).__name__}({shapes}, {table}, {options}, {self.io}, {self.state_dtype}, "
+            f"gap={self.gap}, {self.forms})"
+        )
+
 
 def _operands(rng, rows: int, heads, dims, io: str) -> dict[str, np.ndarray]:
     Hq, Hv = heads
@@ -120,8 +129,8 @@ def prefills(draw, device: str = "cpu", max_seqs: int = 4, max_new: int = 150) -
     io, state_dtype, gate_dtype, dims, heads, rng = _common(draw, device)
     page_size = draw(st.sampled_from([64, 64, 128, 192]))
     near = st.sampled_from([0, 0, 1, 63, 64, 65, 127, 128, 192])
-    prefix, new = near | st.integers(0, 200), near | st.integers(0, max_new)
-    lengths = draw(st.lists(st.tuples(prefix, new), min_size=0, max_size=max_seqs))
+    prefix, new = near | st.integers(0, 200), st.integers(1, max_new) | near
+    lengths = draw(st.lists(st.tuples(prefix, new), min_size=min(1, max_seqs), max_size=max_seqs))
     lengths = [(p or int(n == 0), n) for p, n in lengths]  # a sequence holds a token at least
     lists, num_rows = _page_lists(draw, rng, lengths, page_size)
     cu = np.cumsum([0] + [n for _, n in lengths])

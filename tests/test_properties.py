@@ -4,6 +4,8 @@ Rows that a call may not read hold NaN, so a wrong row shows as NaN in the resul
 sets the number of examples of each test and target.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
