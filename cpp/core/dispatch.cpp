@@ -3,6 +3,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/arguments.h"
 #include "core/slots.h"
 #include "core/status.h"
 
@@ -36,6 +37,26 @@ constexpr Table<PrefillProblem> kPrefillTable = {"prefill", kPrefillRows, std::s
                                                  kUnbuiltPrefill};
 constexpr Table<DecodeProblem> kDecodeTable = {"decode", kDecodeRows, std::size(kDecodeRows),
                                                kUnbuiltDecode};
+
+const char* pool_dtype(const Pool& first, const Pool& second) {
+  const Pool& pool = first ? first : second;
+  return pool ? dtype_name(static_cast<gdn_dtype_t>(pool.dtype)) : "none";
+}
+
+const char* state_dtype(const PrefillProblem& p) { return pool_dtype(p.initial, p.output_state); }
+const char* state_dtype(const DecodeProblem& p) { return pool_dtype(p.initial, p.output_state); }
+
+// What rows decide by: a refusal states the rule, this states what came.
+template <class Problem>
+void describe(const Problem& p, Text* text) {
+  const Heads& h = p.heads;
+  text->add(
+      "num_q_heads = %d, num_k_heads = %d, num_v_heads = %d, head_dim_k = %d, head_dim_v = %d", h.q,
+      h.k, h.v, h.dim_k, h.dim_v);
+  text->add(", io %s, state %s, ", dtype_name(static_cast<gdn_dtype_t>(p.io)), state_dtype(p));
+  if (p.device.type == GDN_CPU) return text->add("on the CPU");
+  text->add("on CUDA device %d", p.device.id);
+}
 
 void require_backend(const Device& device) {
   if (device.type == GDN_CUDA_DEVICE && !kWithCuda) {
@@ -71,14 +92,20 @@ const Row<Problem>& forced_row(const Table<Problem>& table, const Problem& probl
   require_backend(problem.device);
   const char* reason = row.refuse(problem);
   if (reason == nullptr) return row;
+  char storage[512];
+  Text call(storage, sizeof storage);
+  describe(problem, &call);
   throw Error(reason == kNoCodeForDevice ? GDN_NO_KERNEL_FOR_DEVICE : GDN_UNSUPPORTED,
-              "backend: '%s' refuses this %s: %s", row.name, table.operation, reason);
+              "backend: '%s' refuses this %s (%s): %s", row.name, table.operation, call.c_str(),
+              reason);
 }
 
 template <class Problem>
 [[noreturn]] void refuse_all(const Table<Problem>& table, const Problem& problem) {
   char storage[1536];
   Text reasons(storage, sizeof storage);
+  describe(problem, &reasons);
+  reasons.add("):");
   bool no_code = false;
   for (int32_t i = 0; i < table.count; ++i) {
     const char* reason = table.rows[i]->refuse(problem);
@@ -86,7 +113,7 @@ template <class Problem>
     reasons.add("%s %s: %s", i == 0 ? "" : ";", table.rows[i]->name, reason ? reason : "serves");
   }
   throw Error(no_code ? GDN_NO_KERNEL_FOR_DEVICE : GDN_UNSUPPORTED,
-              "no kernel row serves this %s:%s", table.operation, reasons.c_str());
+              "no kernel row serves this %s (%s", table.operation, reasons.c_str());
 }
 
 template <class Problem>
@@ -104,6 +131,9 @@ void explain_row(const Table<Problem>& table, const Problem& problem, Text* text
   const Row<Problem>& row = select_row(table, problem);
   text->add("%s: served by %s (%s)%s; workspace %zu bytes\n", table.operation, row.name,
             row.description(), problem.backend ? ", forced by name" : "", row.workspace(problem));
+  text->add("  call: ");
+  describe(problem, text);
+  text->add("\n");
   for (int32_t i = 0; i < table.count && table.rows[i] != &row; ++i) {
     const char* reason = table.rows[i]->refuse(problem);
     text->add("  %s refuses: %s\n", table.rows[i]->name, reason ? reason : "not asked");

@@ -203,7 +203,9 @@ void test_slot_needs() {
 
 // The statuses that are not about an argument.
 void test_causes() {
-  decode_fails("cpu", [](auto& c) { c.params.head_dim_v = 12; }, GDN_UNSUPPORTED);
+  decode_fails(
+      "head_dim_v = 12, io fp32, state fp32, on the CPU): cpu: ",
+      [](auto& c) { c.params.head_dim_v = 12; }, GDN_UNSUPPORTED);
   decode_fails(
       "backend: 'cpu' refuses this decode",
       [](auto& c) { c.params.head_dim_v = 12, c.params.backend = "cpu"; }, GDN_UNSUPPORTED);
@@ -281,6 +283,7 @@ void test_explain() {
   CHECK_OK(gdn_explain(GDN_OP_PREFILL_PAGED, &call.params, text, sizeof text, &need));
   CHECK_CONTAINS(text, "prefill: served by cpu");
   CHECK_CONTAINS(text, "sequences: 2, of 3 to 5 new tokens");
+  CHECK_CONTAINS(text, "call: num_q_heads = 1, num_k_heads = 1, num_v_heads = 2, head_dim_k = 16");
   CHECK_CONTAINS(text, "cuda_portable refuses: ");
   CHECK_EQUAL(need, std::strlen(text) + 1);
   CHECK(call.output == before);

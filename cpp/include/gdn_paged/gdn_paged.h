@@ -410,7 +410,8 @@ typedef struct gdn_page_table_params {
 GDN_API gdn_status_t gdn_prefill_slots(const gdn_page_table_params_t* params);
 GDN_API gdn_status_t gdn_decode_slots(const gdn_page_table_params_t* params);
 
-/* What a page-table check found: the first broken rule, or GDN_PAGE_TABLE_OK. */
+/* What a page-table check found: the lowest broken rule at its lowest sequence, or
+ * GDN_PAGE_TABLE_OK. */
 typedef struct gdn_page_table_report {
   int32_t rule; /* GDN_PAGE_TABLE_* */
   int32_t is_decode;
