@@ -1,22 +1,15 @@
-"""``python -m gdn_paged``: the demonstration, the self-test, and the engine inside the former."""
+"""The demonstration and its engine; that it and the self-test notice what is wrong."""
 
 import argparse
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import gdn_paged
 from gdn_paged import check, demo
 from gdn_paged._demo.cache import PageAllocator, PrefixTree
-
-
-def command(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "gdn_paged", *words], capture_output=True, text=True, timeout=300
-    )
 
 
 def parsed(module, *words: str) -> argparse.Namespace:
@@ -30,7 +23,9 @@ def test_demo_serves_a_text_of_the_user(tmp_path):
     questions = "\n\n".join(f"Question {i}: what is {i} times {i}?" for i in range(5))
     prefix = "A prefix that all requests share.\n" * 20
     text.write_text(prefix + "---\n" + questions)
-    done = command("demo", "--text", str(text), "--page-size", "64", "--device", "cpu")
+    command = [sys.executable, "-m", "gdn_paged", "demo", "--device", "cpu"]
+    command += ["--text", str(text), "--page-size", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"5 requests, {len(prefix)} tokens of shared prefix" in done.stdout
     reused = re.search(r"with reuse .* (\d+) of \d+ prompt tokens", done.stdout)
@@ -53,7 +48,6 @@ def test_demo_takes_any_text():
         ("--pages", "5", "pages: the pool has 5, expected at least 14"),
         ("--page-size", "100", "page_size: 100"),
         ("--max-prompt", "9", "max-prompt: got 9"),
-        ("--text", "/does/not/exist", "/does/not/exist"),
     ],
 )
 def test_demo_names_what_is_wrong(option, value, words, capsys):
@@ -67,14 +61,6 @@ def test_demo_notices_a_different_result(monkeypatch, capsys):
     words = ("--requests", "3", "--layers", "1", "--new-tokens", "1", "--device", "cpu")
     assert demo.run(parsed(demo, *words)) == 1
     assert "changed the result" in capsys.readouterr().err
-
-
-def test_check_passes_here(capsys):
-    assert check.run(parsed(check)) == 0
-    lines = capsys.readouterr().out
-    for operation in ("slots", "prefill_paged", "prefill", "decode_paged", "decode"):
-        assert re.search(rf"^ok +{operation} cpu", lines, re.MULTILINE)
-    assert lines.endswith(" passed, 0 failed\n")
 
 
 @pytest.mark.parametrize(
@@ -95,15 +81,6 @@ def test_check_notices_a_fault(function, fault, monkeypatch, capsys):
     monkeypatch.setattr(gdn_paged, function, broken)
     assert check.run(parsed(check)) == 1
     assert "FAILED" in capsys.readouterr().out
-
-
-def test_paths_exist():
-    for option, name in (
-        ("--cmake-dir", "gdn_pagedConfig.cmake"),
-        ("--include-dir", "gdn_paged/gdn_paged.h"),
-        ("--lib-dir", "libgdn_paged.so"),
-    ):
-        assert (Path(command(option).stdout.strip()) / name).is_file()
 
 
 def test_tree_shares_full_pages_and_gives_back_the_oldest():
