@@ -111,7 +111,7 @@ void set_launch(Params& p, Call& call, const LaunchOptions& options) {
   p.stream = call.stream();
   p.backend = to_backend(options.backend);
   if (is_batch_invariant(options.deterministic)) p.flags |= GDN_BATCH_INVARIANT;
-  p.num_threads = static_cast<int32_t>(to_int64("num_threads", options.num_threads));
+  p.num_threads = to_int32("num_threads", options.num_threads);
 }
 
 // The text of gdn_explain.

@@ -1,4 +1,6 @@
 // Prefill on a paged pool: gdn_prefill_paged, its plan and its workspace.
+#include <iterator>
+
 #include "prefill_call.h"
 
 namespace gdn::python {
@@ -92,47 +94,35 @@ nb::object plan_paged(const nb::tuple& tuple) {
   return plan;
 }
 
-// Bytes of workspace from host integers alone, in the order of ops.prefill_workspace_size.
-size_t workspace_size(const nb::tuple& sizes, const char* backend) {
-  enum : int {
-    kSeqs,
-    kTokens,
-    kMaxLen,
-    kPage,
-    kQHeads,
-    kKHeads,
-    kVHeads,
-    kDimK,
-    kDimV,
-    kIoDtype,
-    kStateDtype,
-    kDeviceType,
-    kDeviceId,
-    kCp,
-    kFlags,
-    kCount
-  };
-  if (nb::len(sizes) != kCount) throw nb::type_error("wrong number of sizes");
-  const auto size = [&](int i) { return nb::cast<int64_t>(sizes[i]); };
-  const auto small = [&](int i) { return nb::cast<int32_t>(sizes[i]); };
-  gdn_prefill_params_t p = GDN_PREFILL_PARAMS_INIT;
+// Bytes of workspace from host integers alone, packed by python/gdn_paged/prefill.py.
+size_t workspace_size(const nb::tuple& tuple, nb::handle backend) {
+  static const char* const kNames[] = {"num_seqs",    "num_tokens",  "max_seqlen",   "page_size",
+                                       "num_q_heads", "num_k_heads", "num_v_heads",  "head_dim_k",
+                                       "head_dim_v",  "io_dtype",    "state_dtype",  "device",
+                                       "device",      "use_cp",      "deterministic"};
+  constexpr int kCount = std::size(kNames);
+  const Arguments args(tuple, kCount);
+  int64_t sizes[kCount];
+  for (int i = 0; i < kCount; ++i) sizes[i] = to_int64(kNames[i], args[i]);
+  const auto small = [&](int i) { return to_int32(kNames[i], args[i]); };
   gdn_pool_t pool = GDN_POOL_INIT;
-  pool.dtype = small(kStateDtype);
-  p.num_seqs = size(kSeqs);
-  p.num_tokens = size(kTokens);
-  p.max_seqlen = size(kMaxLen);
-  p.page_size = size(kPage);
-  p.num_q_heads = small(kQHeads);
-  p.num_k_heads = small(kKHeads);
-  p.num_v_heads = small(kVHeads);
-  p.head_dim_k = small(kDimK);
-  p.head_dim_v = small(kDimV);
-  p.io_dtype = small(kIoDtype);
-  p.device_type = small(kDeviceType);
-  p.device_id = small(kDeviceId);
-  p.use_cp = small(kCp);
-  p.flags = static_cast<uint64_t>(size(kFlags));
-  p.backend = backend;
+  pool.dtype = small(10);
+  gdn_prefill_params_t p = GDN_PREFILL_PARAMS_INIT;
+  p.num_seqs = sizes[0];
+  p.num_tokens = sizes[1];
+  p.max_seqlen = sizes[2];
+  p.page_size = sizes[3];
+  p.num_q_heads = small(4);
+  p.num_k_heads = small(5);
+  p.num_v_heads = small(6);
+  p.head_dim_k = small(7);
+  p.head_dim_v = small(8);
+  p.io_dtype = small(9);
+  p.device_type = small(11);
+  p.device_id = small(12);
+  p.use_cp = small(13);
+  p.flags = static_cast<uint64_t>(sizes[14]);
+  p.backend = to_backend(backend);
   (p.page_size ? p.state_pool : p.initial_state) = &pool;
   size_t bytes = 0;
   check_status(gdn_prefill_workspace_size(&p, &bytes));

@@ -23,6 +23,14 @@ int64_t to_int64(const char* name, nb::handle object) {
   return value;
 }
 
+int32_t to_int32(const char* name, nb::handle object) {
+  const int64_t value = to_int64(name, object);
+  if (value != static_cast<int32_t>(value)) {
+    fail("%s: %lld; expected a 32-bit integer", name, static_cast<long long>(value));
+  }
+  return static_cast<int32_t>(value);
+}
+
 bool to_bool(const char* name, nb::handle object) {
   if (object.is(Py_True)) return true;
   if (object.is(Py_False)) return false;

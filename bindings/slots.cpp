@@ -31,7 +31,7 @@ struct TableCall {
     p.device_type = call.first().device_type;
     p.device_id = call.first().device_id;
     p.stream = call.stream();
-    p.num_threads = static_cast<int32_t>(to_int64("num_threads", args[kNumThreads]));
+    p.num_threads = to_int32("num_threads", args[kNumThreads]);
     p.page_size = to_int64("page_size", args[kPageSize]);
     if (!is_decode) {
       const Table cu = call.table("cu_seqlens", args[kCuSeqlens], kAny);
@@ -141,7 +141,7 @@ nb::tuple page_stats(nb::handle state_pool, nb::handle page_indices, nb::handle 
   p.device_type = view.device_type;
   p.device_id = view.device_id;
   p.stream = call.stream();
-  p.num_threads = static_cast<int32_t>(to_int64("num_threads", num_threads));
+  p.num_threads = to_int32("num_threads", num_threads);
   p.pool = &pool;
   p.row_elements = heads.state * heads.dim_v * heads.dim_k;
   p.num_pages = view.shape[0];

@@ -322,4 +322,4 @@ def prefill_workspace_size(
         1 if kind == "cpu" else 2, int(number or 0), {"auto": 0, False: 1, True: 2}[use_cp],
         (1 if use_qk_l2norm_in_kernel else 0) | (8 if deterministic == "batch" else 0),
     )  # fmt: skip
-    return _core.prefill_workspace_size(sizes, None if backend == "auto" else backend)
+    return _core.prefill_workspace_size(sizes, backend)
