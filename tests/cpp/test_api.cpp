@@ -204,7 +204,7 @@ void test_slot_needs() {
 // The statuses that are not about an argument.
 void test_causes() {
   decode_fails(
-      "head_dim_v = 12, io fp32, state fp32, on the CPU): cpu: ",
+      "head_dim_v = 12, io fp32, state fp32, on the CPU): ",
       [](auto& c) { c.params.head_dim_v = 12; }, GDN_UNSUPPORTED);
   decode_fails(
       "backend: 'cpu' refuses this decode",
