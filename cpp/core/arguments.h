@@ -65,6 +65,7 @@ const char* check_backend(const char* backend);  // null for "auto"
 void check_flags(uint64_t flags, uint64_t known);
 void check_count(const char* name, int64_t count);  // 0 <= count < 2^31
 void check_page_size(int64_t page_size);
+void check_absent(const char* name, const void* given, const char* form);  // of the other form
 float check_scale(double scale, bool is_explicit, int32_t head_dim_k);
 
 int64_t element_size(DType dtype);

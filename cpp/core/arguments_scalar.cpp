@@ -72,6 +72,10 @@ void check_page_size(int64_t page_size) {
               static_cast<long long>(page_size));
 }
 
+void check_absent(const char* name, const void* given, const char* form) {
+  GDN_REQUIRE(given == nullptr, "%s: %p given, NULL expected in the %s form", name, given, form);
+}
+
 float check_scale(double scale, bool is_explicit, int32_t head_dim_k) {
   if (scale == 0.0 && !is_explicit) return static_cast<float>(1.0 / std::sqrt(head_dim_k));
   GDN_REQUIRE(std::isfinite(scale), "scale: %g given, a finite number expected", scale);

@@ -78,10 +78,6 @@ void read_slot_tables(const gdn_decode_params_t& c, DecodeProblem* p) {
                                    .required = false});
 }
 
-void check_absent(const char* name, const void* given, const char* form) {
-  GDN_REQUIRE(given == nullptr, "%s: %p given, NULL expected in the %s form", name, given, form);
-}
-
 void read_paged(const gdn_decode_params_t& c, bool required, DecodeProblem* p) {
   check_absent("initial_state", c.initial_state, "paged");
   check_absent("output_state", c.output_state, "paged");

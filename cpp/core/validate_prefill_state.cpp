@@ -52,10 +52,6 @@ void read_page_table(const gdn_prefill_params_t& c, bool required, PrefillProble
   p->table.last_page_len = check_table(t);
 }
 
-void check_absent(const char* name, const void* given, const char* form) {
-  GDN_REQUIRE(given == nullptr, "%s: %p given, NULL expected in the %s form", name, given, form);
-}
-
 void read_paged(const gdn_prefill_params_t& c, PrefillStateUse use, PrefillProblem* p) {
   check_absent("initial_state", c.initial_state, "paged");
   check_absent("output_state", c.output_state, "paged");
