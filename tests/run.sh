@@ -71,6 +71,9 @@ wheel() {
     -C build-dir="$work/build-wheel"
   python -m pip install --quiet --no-deps --force-reinstall "$work"/wheel/*.whl
   (cd "$work" && python -m gdn_paged info)
+  if [[ -z ${GDN_PAGED_NO_CUDA:-} ]] && command -v nvcc >/dev/null; then
+    python -c 'import gdn_paged; assert gdn_paged.has_cuda(), "nvcc is there, CUDA was not built"'
+  fi
 }
 
 library() {  # the C++ side alone, as a packager builds it
