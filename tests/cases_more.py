@@ -135,7 +135,8 @@ def numbers() -> list[Case]:
         paged_case("skipped-stores", 264, 6, 64, ([-1, -1, 2, -1], 0, 200), ([3, -1, 4], 70, 150),
                    ([-1, 5], 60, 70)),
         paged_case("int64-tables", 106, 9, 64, *EMPTY, index_dtype="int64"),
-        *(paged_case(f"layout-{x}", 265, 6, 64, *torn[1:], layout=x) for x in ("padded", "swapped")),
+        *(paged_case(f"layout-{x}", 265, 6, 64, *torn[1:], layout=x)
+          for x in ("padded", "swapped")),
     ]  # fmt: skip
 
 
@@ -151,10 +152,10 @@ def _huge_neighbour(n: int) -> Case:
 def head_maps() -> list[Case]:
     maps = [(2, 8), (8, 24), (3, 3), (1, 7), (5, 10), (4, 4), (8, 2)]
     dims = [8, 32, 80, 256, (24, 40), (40, 16)]
+    steps = page_table(64, ([1, 2], 64, 65), ([0], 6, 7), decode=True)
     return [
         *(paged_case(f"B75-{q}-{v}", 275, 3, 64, ([1, 2], 60, 70), heads=(q, v)) for q, v in maps),
-        *(Case(f"B75-decode-{q}-{v}", (make_decode(276, page_table(64, ([1, 2], 64, 65), ([0], 6, 7),
-                                                                   decode=True), (q, v), 64),),
+        *(Case(f"B75-decode-{q}-{v}", (make_decode(276, steps, (q, v), 64),),
                make_pool(276, 3, max(q, v))) for q, v in maps),
         *(paged_case(f"B76-{d}", 277, 3, 64, ([1, 2], 60, 70), heads=(1, 2), dim=d, cpu_only=True)
           for d in dims),
@@ -188,6 +189,7 @@ def decodes() -> list[Case]:
     far = [3, -1, 8, 0, 5]
     read_minus = make_decode(284, page_table(64, (far, 256, 257), ([4, -1, 6], 128, 129),
                                              decode=True), dim=64)  # fmt: skip
+    strided = make_decode(287, page_table(64, ([2], 3, 4), ([0], 8, 9), decode=True), dim=64)
     twice = tuple(
         make_decode(285 + n, page_table(64, ([1], 4 + n, 5 + n), decode=True), dim=64)
         for n in (0, 1)
@@ -198,9 +200,9 @@ def decodes() -> list[Case]:
         Case("B54-decode-inf-times-zero", (edge,), make_pool(283, 2, 4)),
         Case("B72-prefill-then-decode", (write, read), make_pool(272, 3, 1)),
         Case("decode-reads-minus-one", (read_minus,), make_pool(284, 9, 4)),
-        *(Case(f"B52-twice-{d}", twice, make_pool(285, 3, 4, dtype=d), d) for d in ("bf16", "fp16")),
-        *(Case(f"decode-{x}", (make_decode(287, page_table(64, ([2], 3, 4), ([0], 8, 9), decode=True),
-                                           dim=64),), make_pool(287, 4, 4), layout=x)
+        *(Case(f"B52-twice-{d}", twice, make_pool(285, 3, 4, dtype=d), d)
+          for d in ("bf16", "fp16")),
+        *(Case(f"decode-{x}", (strided,), make_pool(287, 4, 4), layout=x)
           for x in ("padded", "swapped")),
     ]  # fmt: skip
 

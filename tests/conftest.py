@@ -15,9 +15,14 @@ settings.load_profile("gdn")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--examples", type=int, default=None,
+        "--examples",
+        type=int,
+        default=None,
         help="property-test examples per test and target (default 40); also draws new ones",
-    )  # fmt: skip
+    )
+    parser.addoption(
+        "--targets", default="", help="run on the targets whose name holds this, such as cuda"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,8 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", available_targets(), ids=str, scope="session")
-    if "cpu_target" in metafunc.fixturenames:
-        found = [t for t in available_targets() if t.device == "cpu"]
-        metafunc.parametrize("cpu_target", found, ids=str, scope="session")
+    wanted = metafunc.config.getoption("--targets")
+    found = [t for t in available_targets() if wanted in str(t)]
+    choices = {
+        "target": found,
+        "cpu_target": [t for t in found if t.device == "cpu"],
+        "torch_cuda": [t for t in found if str(t).startswith("torch-cuda")],
+    }
+    for name, targets in choices.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, targets, ids=str, scope="session")

@@ -142,9 +142,12 @@ def prefills(draw, device: str = "cpu", max_seqs: int = 4, max_new: int = 150) -
     }
     pool = _poisoned_pool(rng, (num_rows, H, V, K), state_dtype, readable - {-1})
     call = Prefill(
-        **_operands(rng, T, heads, dims, io), rows=table, **_gates(draw, rng, T, H, gate_dtype),
-        scale=draw(st.sampled_from([None, 0.5])), l2norm=draw(st.booleans()),
-    )  # fmt: skip
+        **_operands(rng, T, heads, dims, io),
+        rows=table,
+        **_gates(draw, rng, T, H, gate_dtype),
+        scale=draw(st.sampled_from([None, 0.5])),
+        l2norm=draw(st.booleans()),
+    )
     gap = draw(st.sampled_from([0, 8, 96]))
     return Random(call, pool, io, state_dtype, gap, _forms(draw, gate_dtype))
 
@@ -166,8 +169,9 @@ def decodes(draw, device: str = "cpu", max_rows: int = 6) -> Random:
         a=rounded(rng.uniform(-6, 2, (B, H)), gate_dtype),
         b=rounded(rng.uniform(-3, 3, (B, H)), gate_dtype),
         rows=_table(lists, [p + 1 for p in prefixes], 64, None),
-        scale=draw(st.sampled_from([None, 0.5])), l2norm=draw(st.booleans()),
-    )  # fmt: skip
+        scale=draw(st.sampled_from([None, 0.5])),
+        l2norm=draw(st.booleans()),
+    )
     gap = draw(st.sampled_from([0, 8, 96]))
     return Random(call, pool, io, state_dtype, gap, _forms(draw, gate_dtype))
 

@@ -6,83 +6,13 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from arrays import NATIVE, CupyArrays, NumpyArrays, TorchArrays, bits_of, native
 from calls import Case, Decode, DecodeSlots, PageTable, Prefill, Slots
 from compare import Result
 
-NATIVE = {
-    "fp32": np.dtype(np.float32),
-    "fp16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "int32": np.dtype(np.int32),
-    "int64": np.dtype(np.int64),
-}
 SENTINEL = 123.0
-
-
-def native(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float64 values in the stored dtype; `calls.rounded` made them exact before."""
-    x = np.asarray(x)
-    if dtype == "bf16":
-        x = x.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(NATIVE[dtype])
-
-
-def bits_of(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-
-
-class NumpyArrays:
-    name = "numpy"
-    device = "cpu"
-
-    def array(self, x: np.ndarray) -> Any:
-        return x.copy()
-
-    def numpy(self, x: Any) -> np.ndarray:
-        return x
-
-
-class TorchArrays:
-    name = "torch"
-
-    def __init__(self, device: str):
-        import torch
-
-        self.torch, self.device = torch, device
-
-    def array(self, x: np.ndarray) -> Any:
-        if x.dtype == NATIVE["bf16"]:
-            tensor = self.torch.from_numpy(x.view(np.int16).copy()).view(self.torch.bfloat16)
-        else:
-            tensor = self.torch.from_numpy(x.copy())
-        return tensor.to(self.device)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        x = x.detach().cpu()
-        if x.dtype == self.torch.bfloat16:
-            return x.contiguous().view(self.torch.int16).numpy().view(NATIVE["bf16"])
-        return x.numpy()
-
-
-class CupyArrays:
-    name = "cupy"
-    device = "cuda"
-
-    def __init__(self):
-        import cupy
-
-        self.cupy = cupy
-
-    def array(self, x: np.ndarray) -> Any:
-        return self.cupy.asarray(bits_of(x)).view(x.dtype).reshape(x.shape)
-
-    def numpy(self, x: Any) -> np.ndarray:
-        bits = self.cupy.ascontiguousarray(x.view(f"u{x.dtype.itemsize}"))
-        return self.cupy.asnumpy(bits).view(x.dtype)
 
 
 @dataclass(eq=False)
@@ -140,8 +70,9 @@ class Target:
         return bits_of(self.arrays.numpy(x))
 
     # ---- arguments of the Python calls ------------------------------------------------------
-    def prefill_arguments(self, call: Prefill, io: str, *, layout="dense", index_dtype="int32",
-                          gate_dtype="fp32") -> dict[str, Any]:  # fmt: skip
+    def prefill_arguments(
+        self, call: Prefill, io: str, *, layout="dense", index_dtype="int32", gate_dtype="fp32"
+    ) -> dict[str, Any]:
         """Keyword arguments of either prefill function, without its pools."""
         raw, rows = call.gate == "raw", call.rows
         arguments = {
@@ -151,10 +82,14 @@ class Target:
             for name, x in (("g", call.g), ("beta", call.beta))
         }
         arguments |= {
-            "scale": call.scale, "use_qk_l2norm_in_kernel": call.l2norm, "beta_is_logit": call.beta_is_logit,
-            "gate_domain": "linear" if raw else call.gate, "use_gate_in_kernel": raw,
-            "cu_seqlens": self.table(rows.cu_seqlens, index_dtype), "backend": self.prefill_row,
-        }  # fmt: skip
+            "scale": call.scale,
+            "use_qk_l2norm_in_kernel": call.l2norm,
+            "beta_is_logit": call.beta_is_logit,
+            "gate_domain": "linear" if raw else call.gate,
+            "use_gate_in_kernel": raw,
+            "cu_seqlens": self.table(rows.cu_seqlens, index_dtype),
+            "backend": self.prefill_row,
+        }
         if raw:
             arguments |= {
                 name: None if x is None else self.array(x, gate_dtype)
@@ -171,13 +106,19 @@ class Target:
         return {name: self.table(getattr(table, source), index_dtype) for name, source in names}
 
     def slot_arguments(self, slots: Slots, index_dtype="int32") -> dict[str, Any]:
-        names = ("state_indices", "output_state_indices", "checkpoint_state_indices",
-                 "checkpoint_cu_starts", "prefix_lens")  # fmt: skip
+        names = (
+            "state_indices",
+            "output_state_indices",
+            "checkpoint_state_indices",
+            "checkpoint_cu_starts",
+            "prefix_lens",
+        )
         tables = {name: self.table(getattr(slots, name), index_dtype) for name in names}
         return tables | {"checkpoint_every_n_tokens": slots.checkpoint_every}
 
-    def decode_arguments(self, call: Decode, io: str, *, layout="dense", index_dtype="int32",
-                         gate_dtype="fp32") -> dict[str, Any]:  # fmt: skip
+    def decode_arguments(
+        self, call: Decode, io: str, *, layout="dense", index_dtype="int32", gate_dtype="fp32"
+    ) -> dict[str, Any]:
         """Keyword arguments of either decode function, without its pools."""
         if layout == "fused":
             operands = self._fused(call, io)

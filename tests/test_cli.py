@@ -12,8 +12,11 @@ import gdn_paged
 def command(*arguments: str, timeout=300) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "gdn_paged", *arguments],
-        capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 def test_info():
@@ -37,8 +40,9 @@ def test_check_passes():
 def test_demo_reuses_the_prefix(tmp_path):
     text = tmp_path / "requests.txt"
     text.write_text("You are a helper. " * 30 + "\n---\n" + "First one.\n\nSecond one.\n\nThird.\n")
-    done = command("demo", "--text", str(text), "--device", "cpu", "--layers", "2",
-                   "--new-tokens", "4")  # fmt: skip
+    done = command(
+        "demo", "--text", str(text), "--device", "cpu", "--layers", "2", "--new-tokens", "4"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cpu" in done.stdout
 

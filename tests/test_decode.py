@@ -61,8 +61,12 @@ def steps_of(seed, count, heads=(1, 2), dim=64, **options):
 
 def test_512_steps_keep_fp32(target):
     """io bf16, fp32 pool, alpha near 0.999: 1e-2 off if the state were rounded on the way."""
-    slow = {"A_log": np.full(2, -3.0), "dt_bias": np.zeros(2),
-            "a": rounded(np.full((512, 2), -4.0), "bf16"), "b": uniform(451, (512, 2), -4, -2)}  # fmt: skip
+    slow = {
+        "A_log": np.full(2, -3.0),
+        "dt_bias": np.zeros(2),
+        "a": rounded(np.full((512, 2), -4.0), "bf16"),
+        "b": uniform(451, (512, 2), -4, -2),
+    }
     call = steps_of(450, 512, **slow)
     ids = list(range(9))
     out, expected, view, truth = decode_chain(
@@ -84,8 +88,18 @@ def test_16_bit_pools_round_every_step(target):
 
 def as_prefill(call, oracle, rows) -> Prefill:
     """The decode steps of one sequence as one prefill with raw gates and normalised q and k."""
-    return Prefill(oracle.l2norm(call.q), oracle.l2norm(call.k), call.v, rows, call.a, call.b,
-                   gate="raw", A_log=call.A_log, dt_bias=call.dt_bias, beta_is_logit=True)  # fmt: skip
+    return Prefill(
+        oracle.l2norm(call.q),
+        oracle.l2norm(call.k),
+        call.v,
+        rows,
+        call.a,
+        call.b,
+        gate="raw",
+        A_log=call.A_log,
+        dt_bias=call.dt_bias,
+        beta_is_logit=True,
+    )
 
 
 def test_decode_chain_equals_prefill(target):
@@ -184,8 +198,9 @@ def test_slot_form_int64(target):
     results = []
     for index_dtype in ("int32", "int64"):
         view = target.pool(rows).view
-        out, _ = target.slot_decode(call, "bf16", options={"initial_state": view},
-                                    index_dtype=index_dtype)  # fmt: skip
+        out, _ = target.slot_decode(
+            call, "bf16", options={"initial_state": view}, index_dtype=index_dtype
+        )
         results.append((target.bits(out), target.bits(view)))
     assert np.array_equal(results[0][0], results[1][0])
     assert np.array_equal(results[0][1], results[1][1])
@@ -198,8 +213,12 @@ def test_two_requests_after_a_prefill(target):
     pool, truth = target.pool(rows).view, rows.copy()
     target.prefill(prefill, pool, "bf16")
     Oracle().prefill(prefill, truth, "bf16")
-    decode = make_decode(464, page_table(64, ([0], 3, 4), ([1], 4, 5), ([2], 9, 10), decode=True),
-                         dim=64, q=rounded(U(470, (3, 2, 64)), "bf16"))  # fmt: skip
+    decode = make_decode(
+        464,
+        page_table(64, ([0], 3, 4), ([1], 4, 5), ([2], 9, 10), decode=True),
+        dim=64,
+        q=rounded(U(470, (3, 2, 64)), "bf16"),
+    )
     out = target.values(target.decode(decode, pool, "bf16"))[:, 0]
     allowed = bars(target.device, "bf16")
     assert relative_error(out, Oracle().decode(decode, truth)) <= allowed.out

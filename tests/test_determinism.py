@@ -71,8 +71,9 @@ def test_order_in_the_batch(target):
     assert np.array_equal(moved_pool, pool)
 
 
-@pytest.mark.parametrize("heads, spans", [((2, 4), BATCH), ((1, 1), (([3, 0], 10, 120),))],
-                         ids=["batch", "one head"])  # fmt: skip
+@pytest.mark.parametrize(
+    "heads, spans", [((2, 4), BATCH), ((1, 1), (([3, 0], 10, 120),))], ids=["batch", "one head"]
+)
 def test_number_of_threads(cpu_target, heads, spans):
     call, rows = make_prefill(510, page_table(64, *spans), heads), make_pool(510, ROWS, max(heads))
     results = [run(cpu_target, call, rows, num_threads=n) for n in (0, 1, 2, 3, 8)]
@@ -99,8 +100,9 @@ def test_decode_rows_alone(target):
     out = target.bits(target.decode(call, pool, "bf16")).copy()
     for i, span in enumerate(spans):
         fields = {x: getattr(call, x)[i : i + 1] for x in ("q", "k", "v", "a", "b")}
-        alone = type(call)(rows=page_table(64, span, decode=True), A_log=call.A_log,
-                           dt_bias=call.dt_bias, **fields)  # fmt: skip
+        alone = type(call)(
+            rows=page_table(64, span, decode=True), A_log=call.A_log, dt_bias=call.dt_bias, **fields
+        )
         view = target.pool(rows).view
         assert np.array_equal(target.bits(target.decode(alone, view, "bf16"))[0], out[i])
         last = span[0][-1]

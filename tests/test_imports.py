@@ -53,12 +53,22 @@ def test_environment_is_not_read():
 
 def test_public_names():
     expected = {
-        "chunk_gated_delta_rule_paged", "gated_delta_rule_decode_paged", "chunk_gated_delta_rule",
-        "gated_delta_rule_decode_pretranspose", "gdn_paged_prefill_slots",
-        "gdn_paged_decode_slots", "GDNPagedPrefillSlots", "GDNPagedDecodeSlots", "prefill_plan",
-        "prefill_workspace_size", "explain", "validate_page_table", "page_stats", "preload",
+        "chunk_gated_delta_rule_paged",
+        "gated_delta_rule_decode_paged",
+        "chunk_gated_delta_rule",
+        "gated_delta_rule_decode_pretranspose",
+        "gdn_paged_prefill_slots",
+        "gdn_paged_decode_slots",
+        "GDNPagedPrefillSlots",
+        "GDNPagedDecodeSlots",
+        "prefill_plan",
+        "prefill_workspace_size",
+        "explain",
+        "validate_page_table",
+        "page_stats",
+        "preload",
         "kernel_rows",
-    }  # fmt: skip
+    }
     assert expected <= set(gdn_paged.__all__)
     for name in gdn_paged.__all__:
         assert hasattr(gdn_paged, name)
@@ -68,11 +78,15 @@ def test_public_names():
 
 def test_slots_are_the_specified_tuples():
     assert gdn_paged.GDNPagedPrefillSlots._fields == (
-        "state_indices", "output_state_indices", "checkpoint_cu_starts", "prefix_lens",
-    )  # fmt: skip
+        "state_indices",
+        "output_state_indices",
+        "checkpoint_cu_starts",
+        "prefix_lens",
+    )
     assert gdn_paged.GDNPagedDecodeSlots._fields == (
-        "initial_state_indices", "output_state_indices",
-    )  # fmt: skip
+        "initial_state_indices",
+        "output_state_indices",
+    )
 
 
 def test_typed():

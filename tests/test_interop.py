@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import gdn_paged
+from arrays import native
 from calls import page_table
 from cases import make_decode, make_pool, make_prefill
-from targets import available_targets, native
+from targets import available_targets
 
 TABLE = page_table(64, ([5, 2], 60, 70), ([1], 0, 9))
 CPU = {t.arrays.name: t for t in available_targets() if t.device == "cpu"}
@@ -78,10 +79,14 @@ def test_torch_views(target):
     torch = target.arrays.torch
     call = make_prefill(541, TABLE, g=np.full((19, 4), 0.9375), beta=np.full((19, 4), 0.5))
     pools = [target.pool(make_pool(541, 7, 4)).view for _ in range(2)]
-    shared = {x: torch.full((1, 1), y, device=target.arrays.device).expand(19, 4)
-              for x, y in (("g", 0.9375), ("beta", 0.5))}  # fmt: skip
-    outs = [target.prefill(call, pool, "bf16", options=o) for pool, o in zip(pools, ({}, shared),
-                                                                           strict=True)]  # fmt: skip
+    shared = {
+        x: torch.full((1, 1), y, device=target.arrays.device).expand(19, 4)
+        for x, y in (("g", 0.9375), ("beta", 0.5))
+    }
+    outs = [
+        target.prefill(call, pool, "bf16", options=o)
+        for pool, o in zip(pools, ({}, shared), strict=True)
+    ]
     assert np.array_equal(*(target.bits(x) for x in outs))
     assert np.array_equal(*(target.bits(x) for x in pools))
 
@@ -110,7 +115,7 @@ def test_jax_array_as_operand_and_as_destination():
     output = np.zeros(plain.shape, plain.dtype)
     target.prefill(make_prefill(540, TABLE), pool, "fp32", options={"q": q, "output": output})
     assert np.array_equal(output, plain)
-    with pytest.raises(ValueError, match="state_pool.*jax.Array.*immutable"):
+    with pytest.raises(ValueError, match=r"state_pool.*jax\.Array.*immutable"):
         target.prefill(make_prefill(540, TABLE), jnp.asarray(pool), "fp32")
 
 
@@ -146,5 +151,5 @@ def test_torch_subclass_and_parameter():
 @needs_torch
 def test_meta_tensors_are_refused():
     torch = CPU["torch"].arrays.torch
-    with pytest.raises((ValueError, RuntimeError), match="q|meta"):
+    with pytest.raises((ValueError, RuntimeError), match=r"q|meta"):
         prefill(CPU["torch"], q=torch.zeros((19, 2, 64), dtype=torch.bfloat16, device="meta"))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import gdn_paged
+from arrays import NATIVE, native
 from calls import page_table
 from cases import make_decode, make_pool, make_prefill
 from guarded import GuardedMemory, shifted
-from targets import NATIVE, native
 
 SPANS = ([5, 2], 60, 70), ([0, 7], 30, 95), ([1], 0, 1), ([3], 4, 4)
 DECODE_SPANS = ([5, 2], 64, 65), ([0], 30, 31), ([1], 0, 1)
@@ -28,8 +28,9 @@ def numpy_cpu():
 
 def calls_of(target, io, dim):
     """(function, arguments with pool and output) of a prefill and of a decode."""
-    prefill = make_prefill(500, page_table(64, *SPANS), (2, 4), dim, gate="raw",
-                           A_log=np.zeros(4), dt_bias=np.zeros(4))  # fmt: skip
+    prefill = make_prefill(
+        500, page_table(64, *SPANS), (2, 4), dim, gate="raw", A_log=np.zeros(4), dt_bias=np.zeros(4)
+    )
     decode = make_decode(501, page_table(64, *DECODE_SPANS, decode=True), (2, 4), dim)
     pool = make_pool(500, 8, 4, dim)
     made = []
@@ -67,8 +68,9 @@ def test_guard_pages(numpy_cpu, dim, io, at_end):
             assert np.array_equal(got, plain)
 
 
-@pytest.mark.parametrize("name", [*OPERANDS, "page_indices", "page_indptr", "last_page_len",
-                                  "cu_seqlens"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [*OPERANDS, "page_indices", "page_indptr", "last_page_len", "cu_seqlens"]
+)
 @pytest.mark.parametrize("io", ["fp32", "bf16"])
 def test_alignment(numpy_cpu, name, io):
     """An array one element off any alignment gives the same bytes."""
@@ -90,8 +92,9 @@ def test_output_within_a_buffer(target, heads, dim):
     T, H, V = call.q.shape[0], call.heads, call.v.shape[2]
     buffer = target.array(np.full((T + 2, H + 2, V + 8), 7.0), "bf16")
     inside = buffer[1 : T + 1, 1 : H + 1, :V]
-    target.prefill(call, target.pool(make_pool(502, 8, H, dim)).view, "bf16",
-                   options={"output": inside})  # fmt: skip
+    target.prefill(
+        call, target.pool(make_pool(502, 8, H, dim)).view, "bf16", options={"output": inside}
+    )
     values = target.values(buffer)
     written = np.zeros(values.shape, bool)
     written[1 : T + 1, 1 : H + 1, :V] = True

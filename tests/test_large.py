@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from arrays import NATIVE, bits_of, native
 from calls import PageTable, Prefill, page_table, rounded
 from cases import U, make_decode, make_pool, make_prefill
 from compare import bars, relative_error
 from guarded import reserved
 from oracle import Oracle
-from targets import bits_of, native
 
 STRIDE = 2**26  # elements between pool rows: row 33 lies past 2^31, row 65 past 2^32
 SPANS = ([33], 0, 10), ([0, 65], 64, 70)
@@ -82,7 +82,7 @@ def test_many_sequences(target):
     assert len(set(pages)) == N
     table = PageTable(pages, np.arange(N + 1), np.ones(N, np.int64), 64, np.arange(N + 1))
     call = make_prefill(114, table, (Hq, Hv), D)
-    zeros = target.array(np.zeros((N, Hv, D, D), np.float32), state_dtype)
+    zeros = target.arrays.array(np.zeros((N, Hv, D, D), NATIVE[state_dtype]))
     out = target.values(target.prefill(call, zeros, "bf16"))
     head = np.arange(Hv) // (Hv // Hq)
     allowed = bars(target.device, "bf16", state_dtype)

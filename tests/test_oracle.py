@@ -89,10 +89,17 @@ def test_decode_equals_a_prefill_of_one_token():
     oracle, table = Oracle(), page_table(64, ([0, 1], 64, 65), ([2], 7, 8), decode=True)
     call = make_decode(31, table, dim=64)
     as_prefill = Prefill(
-        oracle.l2norm(call.q), oracle.l2norm(call.k), call.v,
-        page_table(64, ([0, 1], 64, 65), ([2], 7, 8)), call.a, call.b, gate="raw",
-        A_log=call.A_log, dt_bias=call.dt_bias, beta_is_logit=True,
-    )  # fmt: skip
+        oracle.l2norm(call.q),
+        oracle.l2norm(call.k),
+        call.v,
+        page_table(64, ([0, 1], 64, 65), ([2], 7, 8)),
+        call.a,
+        call.b,
+        gate="raw",
+        A_log=call.A_log,
+        dt_bias=call.dt_bias,
+        beta_is_logit=True,
+    )
     pools = [make_pool(31, 3, 4) for _ in range(2)]
     assert np.array_equal(oracle.decode(call, pools[0]), oracle.prefill(as_prefill, pools[1]))
     assert np.array_equal(*pools)

@@ -81,9 +81,14 @@ def named(error, words):
 def checked(target, table: PageTable, mode: str, num_tokens: int, **options) -> None:
     prefill = {"cu_seqlens": target.table(table.cu_seqlens)} if table.cu_seqlens is not None else {}
     gdn_paged.validate_page_table(
-        **target.page_arguments(table), **prefill, page_size=table.page_size, num_pages=ROWS,
-        num_tokens=num_tokens, mode=mode, **options,
-    )  # fmt: skip
+        **target.page_arguments(table),
+        **prefill,
+        page_size=table.page_size,
+        num_pages=ROWS,
+        num_tokens=num_tokens,
+        mode=mode,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("broken", PREFILL, ids=str)
@@ -144,8 +149,10 @@ def test_validated_calls_run(target):
 
 def test_padding_on_request(target):
     """-1 and empty lists are errors unless the caller says that it pads."""
-    tables = (page_table(64, ([3, -1], 64, 70), ([], 0, 0)),
-              page_table(64, ([3, -1], 70, 71), ([], 0, 0), decode=True))  # fmt: skip
+    tables = (
+        page_table(64, ([3, -1], 64, 70), ([], 0, 0)),
+        page_table(64, ([3, -1], 70, 71), ([], 0, 0), decode=True),
+    )
     for mode in modes(target):
         for table in tables:
             checked(target, table, mode, 6, allow_padding=True)

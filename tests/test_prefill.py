@@ -76,8 +76,10 @@ def test_tables_of_mixed_width(target, mixed):
     names = {"page_indices": "indices", "page_indptr": "indptr"}
     wide = target.table(getattr(TABLE, names.get(mixed, mixed)), "int64")
     pools = [target.pool(rows).view for _ in range(2)]
-    outs = [target.prefill(call, pool, "bf16", options=o) for pool, o in zip(pools, ({}, {mixed: wide}),
-                                                                           strict=True)]  # fmt: skip
+    outs = [
+        target.prefill(call, pool, "bf16", options=o)
+        for pool, o in zip(pools, ({}, {mixed: wide}), strict=True)
+    ]
     assert np.array_equal(*(target.bits(x) for x in outs))
     assert np.array_equal(*(target.bits(x) for x in pools))
 
@@ -102,8 +104,11 @@ def test_page_size_is_an_index(target):
 
 
 @pytest.mark.parametrize("state_dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("cuts", [(64, 128, 192, 230), (10, 74, 75, 138, 230), (230,),
-                                  tuple(range(23, 231, 23))], ids=len)  # fmt: skip
+@pytest.mark.parametrize(
+    "cuts",
+    [(64, 128, 192, 230), (10, 74, 75, 138, 230), (230,), tuple(range(23, 231, 23))],
+    ids=len,
+)
 def test_chunked_prefill(target, cuts, state_dtype):
     """A prompt in pieces against the truth of the same pieces, page by page."""
     ids = [3, 0, 5, 6]
@@ -126,8 +131,10 @@ def test_one_call_or_many(target):
     whole = make_prefill(431, page_table(64, (ids, 0, 230)))
     pools = [target.pool(make_pool(431, 7, 4)).view for _ in range(2)]
     out = target.values(target.prefill(whole, pools[0], "bf16"))
-    pieces = [target.values(target.prefill(call, pools[1], "bf16"))
-              for call in chain(whole, 64, ids, 1, 63, 64, 65, 150, 230)]  # fmt: skip
+    pieces = [
+        target.values(target.prefill(call, pools[1], "bf16"))
+        for call in chain(whole, 64, ids, 1, 63, 64, 65, 150, 230)
+    ]
     allowed = bars(target.device, "bf16")
     assert relative_error(np.concatenate(pieces), out) <= allowed.out
     assert relative_error(*(target.values(p) for p in pools)) <= allowed.rows
@@ -139,7 +146,9 @@ def test_workspace_and_plan(target):
     arguments = target.prefill_arguments(call, "bf16")
     pools = [target.pool(rows).view for _ in range(2)]
     plan = gdn_paged.prefill_plan(**arguments, state_pool=pools[0])
-    outs = [gdn_paged.chunk_gated_delta_rule_paged(**arguments, state_pool=pools[0]),
-            gdn_paged.chunk_gated_delta_rule_paged(**arguments, state_pool=pools[1], plan=plan)]  # fmt: skip
+    outs = [
+        gdn_paged.chunk_gated_delta_rule_paged(**arguments, state_pool=pools[0]),
+        gdn_paged.chunk_gated_delta_rule_paged(**arguments, state_pool=pools[1], plan=plan),
+    ]
     assert np.array_equal(*(target.bits(x) for x in outs))
     assert np.array_equal(*(target.bits(x) for x in pools))

@@ -79,8 +79,11 @@ def test_spare_tokens_are_not_touched(target, data):
     assert np.array_equal(target.bits(output)[:T], plain)
 
 
-@given(data=st.data(), cuts=st.lists(st.integers(1, 299), max_size=6, unique=True),
-       page_size=st.sampled_from([64, 128]))  # fmt: skip
+@given(
+    data=st.data(),
+    cuts=st.lists(st.integers(1, 299), max_size=6, unique=True),
+    page_size=st.sampled_from([64, 128]),
+)
 def test_chain_equals_one_call(target, data, cuts, page_size):
     """One sequence in any pieces (fp32 pool) gives what one call gives."""
     made = data.draw(prefills(target.device, max_seqs=1, max_new=300))
@@ -151,8 +154,19 @@ def test_decode_chain_equals_prefill(target, data, steps, start):
         step = replace(call, rows=table, l2norm=False, **{x: y[t : t + 1] for x, y in grow.items()})
         outs.append(target.values(target.decode(step, pools[0], io))[:, 0])
     table = page_table(64, (ids[: -(-total // 64)], start, total))
-    whole = Prefill(grow["q"], grow["k"], grow["v"], table, grow["a"], grow["b"], call.scale, "raw",
-                    call.A_log, call.dt_bias, beta_is_logit=True)  # fmt: skip
+    whole = Prefill(
+        grow["q"],
+        grow["k"],
+        grow["v"],
+        table,
+        grow["a"],
+        grow["b"],
+        call.scale,
+        "raw",
+        call.A_log,
+        call.dt_bias,
+        beta_is_logit=True,
+    )
     out = target.values(target.prefill(whole, pools[1], io))
     allowed = bars(target.device, io)
     assert relative_error(np.concatenate(outs), out) <= allowed.out * 2

@@ -2,131 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from calls import Prefill, Slots, rounded
-from cases import U, make_pool, make_prefill, uniform
+from calls import Slots
+from cases import SHARED, paged_case
+from cases_slots import SLOT_CASES, SlotCase, call, pool
 from compare import bars, relative_error, untouched_rows
 from oracle import Oracle
 
-LENGTHS = (100, 0, 64, 3)
-CU = np.cumsum((0, *LENGTHS))
-
-
-@dataclass(frozen=True, eq=False)
-class SlotCase:
-    """One call and its pools; the same array in two roles is one pool."""
-
-    name: str
-    call: Prefill
-    initial: np.ndarray | None = None
-    output: np.ndarray | None = None  # None: output_final_state=False
-    checkpoints: np.ndarray | None = None
-    state_dtype: str = "fp32"
-    index_dtype: str = "int32"
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def call(seed: int, heads=(2, 4), lengths=LENGTHS, options=None, **slots) -> Prefill:
-    rows = Slots(np.cumsum((0, *lengths)), **slots)
-    return make_prefill(seed, rows, heads, 64, **(options or {}))
-
-
-def pool(seed: int, rows: int, heads=4, dtype="fp32") -> np.ndarray:
-    return make_pool(seed, rows, heads, 64, dtype)
-
-
-def every_checkpoint() -> list[SlotCase]:
-    """Checkpoints of four sequences at every 64th absolute token."""
-    cases = []
-    for prefix in ((0, 0, 0, 0), (1, 1, 1, 1), (63, 63, 63, 63), (65, 5, 128, 61)):
-        counts = [(p + n) // 64 - p // 64 for p, n in zip(prefix, LENGTHS, strict=True)]
-        starts, total = np.cumsum((0, *counts)), sum(counts)
-        common = {
-            "state_indices": [2, 4, -1, 0],
-            "output_state_indices": [5, 7, 1, -1],
-            "checkpoint_cu_starts": starts,
-            "checkpoint_every": 64,
-            "prefix_lens": prefix,
-        }
-        name, seed = f"prefix{prefix[0]}", 300 + prefix[0]
-        separate = call(seed, **common, checkpoint_state_indices=np.arange(total)[::-1] + 3)
-        one = call(seed, **common, checkpoint_state_indices=np.arange(total) + 9)
-        selected = np.full(total, -1)
-        selected[[int(s) for s, n in zip(starts, counts, strict=False) if n]] = [6, 3, 0][
-            : sum(n > 0 for n in counts)
-        ]
-        single, shared = call(seed, **common, checkpoint_state_indices=selected), pool(seed, 20)
-        pools = pool(seed + 1, 6), pool(seed + 2, 9), pool(seed + 3, 12)
-        cases += [
-            SlotCase(f"{name}-three-pools", separate, *pools),
-            SlotCase(f"{name}-one-pool", one, shared, shared, shared),
-            SlotCase(f"{name}-one-selected", single, pools[0], pools[1], pools[2]),
-            SlotCase(f"{name}-int64", separate, *pools, index_dtype="int64"),
-        ]
-    return cases
-
-
-def packed_forms() -> list[SlotCase]:
-    starts = np.array([0, 1, 1, 2, 2])
-    return [
-        SlotCase("packed", call(320), pool(320, 4), pool(321, 4)),
-        SlotCase("packed-in-place", call(322), *[pool(322, 4)] * 2),
-        SlotCase("packed-from-zero", call(323), None, pool(323, 4)),
-        SlotCase("packed-no-final", call(324), pool(324, 4)),
-        SlotCase(
-            "packed-compact-checkpoints",
-            call(325, checkpoint_cu_starts=starts, checkpoint_every=64),
-            pool(325, 4),
-            pool(326, 4),
-            pool(327, 3),
-        ),
-    ]
-
-
-def single_features() -> list[SlotCase]:
-    both, reads = np.array([3, 1, 0, 5]), {"state_indices": [3, 1, 0, 5]}
-    raw = {
-        "gate": "raw",
-        "A_log": uniform(331, (4,), -2, 1),
-        "dt_bias": uniform(332, (4,), -1, 1),
-        "g": uniform(333, (167, 4), -4, 4),
-        "beta": uniform(334, (167, 4), -3, 3),
-        "beta_is_logit": True,
-    }
-    norm = {
-        "l2norm": True,
-        "q": rounded(U(335, (167, 2, 64)), "bf16"),
-        "k": rounded(U(336, (167, 2, 64)), "bf16"),
-    }
-    padding = {"state_indices": [-1, 2, -1, 3], "output_state_indices": [-1, 0, 1, -1]}
-    starts_n = {"checkpoint_cu_starts": [0, 1, 1, 2], "checkpoint_every": 64}
-    return [
-        SlotCase("state-indices-alone", call(330, **reads), *[pool(330, 6)] * 2),
-        SlotCase("read-and-write-minus-one", call(337, **padding), *[pool(337, 5)] * 2),
-        SlotCase("gqa-8-2", call(338, heads=(8, 2), **reads), *[pool(338, 6, 8)] * 2),
-        SlotCase("raw-gates-logits", call(339, options=raw, **reads), *[pool(339, 6)] * 2),
-        SlotCase("l2norm", call(340, options=norm, **reads), *[pool(340, 6)] * 2),
-        SlotCase("no-final", call(341, **reads), pool(341, 6)),
-        SlotCase("all-empty", call(342, lengths=(0, 0, 0), state_indices=[0, 1, 2]),
-                 *[pool(342, 3)] * 2),
-        SlotCase("starts-of-n", call(343, **reads, **starts_n, checkpoint_state_indices=[7, 6]),
-                 *[pool(343, 9)] * 3),
-        *(SlotCase(f"state-{dtype}", call(344, state_indices=both), *[pool(344, 6, 4, dtype)] * 2,
-                   state_dtype=dtype) for dtype in ("bf16", "fp16")),
-        SlotCase("every-128", call(345, **reads, checkpoint_state_indices=[7], checkpoint_every=128,
-                                   checkpoint_cu_starts=[0, 1, 1, 1, 1], prefix_lens=[30, 0, 5, 0]),
-                 *[pool(345, 9)] * 3),
-    ]  # fmt: skip
-
-
-CASES = every_checkpoint() + packed_forms() + single_features()
 ROLES = ("initial_state", "output_state", "state_checkpoints")
 
 
@@ -158,8 +45,9 @@ def check(target, case: SlotCase, io: str) -> None:
         got = got[0]
     allowed = bars(target.device, io, case.state_dtype, normed=case.call.l2norm)
     assert relative_error(target.values(got), out) <= allowed.out
-    for role, before, after in zip(ROLES, (case.initial, case.output, case.checkpoints), expected,
-                                   strict=True):  # fmt: skip
+    for role, before, after in zip(
+        ROLES, (case.initial, case.output, case.checkpoints), expected, strict=True
+    ):
         if before is None:
             continue
         still = untouched_rows(before, after)
@@ -169,7 +57,7 @@ def check(target, case: SlotCase, io: str) -> None:
 
 
 @pytest.mark.parametrize("io", ["fp32", "bf16"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SLOT_CASES, ids=str)
 def test_slot_case(target, case, io):
     if io == "fp32" and target.device != "cpu":
         pytest.skip("CUDA rows take 16-bit operands")
@@ -199,8 +87,6 @@ def test_output_state_is_written_only_on_request(target):
 
 def test_slot_form_equals_paged_form(target):
     """The slots of a page table, given by hand, give the bytes of the paged call."""
-    from cases import SHARED, paged_case
-
     case = paged_case("", 102, 16, 64, *SHARED)
     paged = target.pool(case.pool).view
     by_table = target.prefill(case.calls[0], paged, "bf16")
@@ -215,32 +101,48 @@ def test_slot_form_equals_paged_form(target):
 
 # (what is missing or wrong, options to change, words of the message)
 NEEDS = {
-    "output indices need state_indices": ({"state_indices": None}, ["output_state_indices", "state_indices"]),
+    "output indices need state_indices": (
+        {"state_indices": None}, ["output_state_indices", "state_indices"]),
     "output indices need output_state": ({"output_state": None}, ["output_state"]),
     "output indices need output_final_state": (
         {"output_final_state": False}, ["output_state_indices", "output_final_state"]),
-    "checkpoint rows need every > 0": ({"checkpoint_every_n_tokens": 0, "prefix_lens": None},
-                                       ["checkpoint_state_indices", "checkpoint_every_n_tokens"]),
-    "prefix_lens need every > 0": ({"checkpoint_every_n_tokens": 0, "checkpoint_state_indices": None,
-                                    "checkpoint_cu_starts": None, "state_checkpoints": None},
-                                   ["prefix_lens", "checkpoint_every_n_tokens"]),
-    "checkpoint rows need state_indices": ({"state_indices": None, "output_state_indices": None},
-                                           ["checkpoint_state_indices", "state_indices"]),
+    "checkpoint rows need every > 0": (
+        {"checkpoint_every_n_tokens": 0, "prefix_lens": None},
+        ["checkpoint_state_indices", "checkpoint_every_n_tokens"]),
+    "prefix_lens need every > 0": (
+        {"checkpoint_every_n_tokens": 0, "checkpoint_state_indices": None,
+         "checkpoint_cu_starts": None, "state_checkpoints": None},
+        ["prefix_lens", "checkpoint_every_n_tokens"]),
+    "checkpoint rows need state_indices": (
+        {"state_indices": None, "output_state_indices": None},
+        ["checkpoint_state_indices", "state_indices"]),
     "checkpoint rows need starts": ({"checkpoint_cu_starts": None}, ["checkpoint_cu_starts"]),
-    "checkpoint rows need state_checkpoints": ({"state_checkpoints": None}, ["state_checkpoints"]),
-    "state_indices need initial_state": ({"initial_state": None}, ["initial_state", "state_indices"]),
-    "every must be a multiple of 64": ({"checkpoint_every_n_tokens": 96},
-                                       ["checkpoint_every_n_tokens", "96", "64"]),
+    "checkpoint rows need state_checkpoints": (
+        {"state_checkpoints": None}, ["state_checkpoints"]),
+    "state_indices need initial_state": (
+        {"initial_state": None}, ["initial_state", "state_indices"]),
+    "every must be a multiple of 64": (
+        {"checkpoint_every_n_tokens": 96}, ["checkpoint_every_n_tokens", "96", "64"]),
     "cu_seqlens is required": ({"cu_seqlens": None}, ["cu_seqlens"]),
 }  # fmt: skip
-WRONG_TABLES = ("state_indices", "output_state_indices", "checkpoint_state_indices", "prefix_lens",
-                "checkpoint_cu_starts")  # fmt: skip
+WRONG_TABLES = (
+    "state_indices",
+    "output_state_indices",
+    "checkpoint_state_indices",
+    "prefix_lens",
+    "checkpoint_cu_starts",
+)
 
 
 def full_arguments(target):
-    slots = {"state_indices": [0, 1], "output_state_indices": [2, 3],
-             "checkpoint_state_indices": [4, 5], "checkpoint_cu_starts": [0, 1, 2],
-             "checkpoint_every": 64, "prefix_lens": [0, 0]}  # fmt: skip
+    slots = {
+        "state_indices": [0, 1],
+        "output_state_indices": [2, 3],
+        "checkpoint_state_indices": [4, 5],
+        "checkpoint_cu_starts": [0, 1, 2],
+        "checkpoint_every": 64,
+        "prefix_lens": [0, 0],
+    }
     made = call(360, lengths=(70, 64), **slots)
     state = target.pool(pool(360, 6)).view
     arguments = target.prefill_arguments(made, "bf16") | dict.fromkeys(ROLES, state)

@@ -24,28 +24,36 @@ def test_example(target):
     # Another request has left the shared prefix in pages 7 and 3.
     q, k, v, g, beta = arrays(target, 0, CACHED)
     gdn_paged.chunk_gated_delta_rule_paged(
-        q, k, v, g, beta,
+        q,
+        k,
+        v,
+        g,
+        beta,
         cu_seqlens=target.table([0, CACHED]),
         state_pool=pool,
         page_indices=target.table([7, 3]),
         page_indptr=target.table([0, 2]),
         page_size=PAGE,
         last_page_len=target.table([1024]),
-    )  # fmt: skip
+    )
     before = target.bits(pool).copy()
 
     # Prefill a 2500-token prompt whose first 2048 tokens are cached in pages [7, 3]; 12 is new.
     q, k, v, g, beta = arrays(target, CACHED, TOTAL)
     assert tuple(q.shape) == (452, 2, 128) and tuple(v.shape) == (452, 4, 128)
     out = gdn_paged.chunk_gated_delta_rule_paged(
-        q, k, v, g, beta,
+        q,
+        k,
+        v,
+        g,
+        beta,
         cu_seqlens=target.table([0, 452]),
         state_pool=pool,
         page_indices=target.table([7, 3, 12]),
         page_indptr=target.table([0, 3]),
         page_size=PAGE,
         last_page_len=target.table([452]),
-    )  # fmt: skip
+    )
 
     # Reads page 3, writes page 12; pages 7 and 3 are unchanged.
     changed = (target.bits(pool) != before).reshape(16, -1).any(axis=1)

@@ -6,11 +6,13 @@ from cases import CASES
 from cases_more import MORE_CASES
 from chunk_form import WEAK_FORMS, ChunkForm
 from compare import case_bars, problems, run_oracle, truth_of
-from mutants import MUTANTS
+from mutants import NUMBER_MUTANTS
+from mutants_pages import PAGE_MUTANTS
 from oracle import Oracle
 
 # B05 carries a 75 MB pool and tests 64-bit page arithmetic, which no mutant breaks.
 ALL_CASES = [case for case in CASES + MORE_CASES if case.name != "B05-far"]
+MUTANTS = NUMBER_MUTANTS + PAGE_MUTANTS
 DEVICES = ("cpu", "cuda")
 
 

@@ -127,7 +127,8 @@ PREFILL = [
     zeros("workspace", (4096,), "fp32", "float32", "uint8", label="workspace dtype"),
     Bad("slots int64", lambda t, a: {"slots": (t.table(np.zeros(3), "int64"),) * 4},
         ("slots", "int64", "int32")),
-    Bad("slots length", lambda t, a: {"slots": (t.table(np.zeros(4)),) * 4}, ("slots", "[4]", "[3]")),
+    Bad("slots length", lambda t, a: {"slots": (t.table(np.zeros(4)),) * 4},
+        ("slots", "[4]", "[3]")),
     Bad("slots of decode", lambda t, a: {"slots": (t.table(np.zeros(3)),) * 2},
         ("slots", "GDNPagedPrefillSlots")),
 ]  # fmt: skip
@@ -147,7 +148,8 @@ DECODE = [
     zeros("output", (B, 1, H, D), "fp32", "float32", "bfloat16", label="output dtype"),
     Bad("slots int64", lambda t, a: {"slots": (t.table(np.zeros(3), "int64"),) * 2},
         ("slots", "int64", "int32")),
-    Bad("slots length", lambda t, a: {"slots": (t.table(np.zeros(2)),) * 2}, ("slots", "[2]", "[3]")),
+    Bad("slots length", lambda t, a: {"slots": (t.table(np.zeros(2)),) * 2},
+        ("slots", "[2]", "[3]")),
     Bad("slots of prefill", lambda t, a: {"slots": (t.table(np.zeros(3)),) * 4},
         ("slots", "GDNPagedDecodeSlots")),
 ]  # fmt: skip
