@@ -70,7 +70,8 @@ def _info(_: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gdn_paged", description=__doc__)
+    about = "What is installed, a self-test, and a demonstration of gdn_paged."
+    parser = argparse.ArgumentParser(prog="python -m gdn_paged", description=about)
     paths = {
         "cmake-dir": ("lib/cmake/gdn_paged", "directory of the CMake package, for gdn_paged_DIR"),
         "include-dir": ("include", "directory of gdn_paged/gdn_paged.h"),
