@@ -8,7 +8,7 @@
 namespace gdn::python {
 namespace {
 
-enum class Protocol : uint8_t { kExchangeApi, kArrayStruct, kDlpack };
+enum class Protocol : uint8_t { kExchangeApi, kArrayStruct, kDlpack, kUnbacked };
 
 struct TypeInfo {
   PyTypeObject* type;
@@ -57,6 +57,9 @@ TypeInfo inspect(PyTypeObject* type) {
     const std::string name = text_attribute(base, "__name__");
     if (module == "torch" && name == "Tensor") {
       info.framework = Framework::kTorch;
+      const bool wrapper = !nb::getattr(self, "__torch_dispatch__", nb::none())
+                                .is(nb::getattr(base, "__torch_dispatch__", nb::none()));
+      if (wrapper) info.protocol = Protocol::kUnbacked;
       exact = base.is(self) || (text_attribute(self, "__module__") == "torch.nn.parameter" &&
                                 text_attribute(self, "__name__") == "Parameter");
     } else if (module == "numpy" && name == "ndarray") {
@@ -156,7 +159,7 @@ gdn_dtype_t numpy_dtype(const ArrayView& view, const ArrayStruct& array) {
     default: break;
   }
   if (array.itemsize == 2 && is_bfloat16(view.object)) return GDN_BFLOAT16;
-  const std::string dtype = nb::cast<std::string>(nb::str(view.object.attr("dtype")));
+  const std::string dtype = nb::cast<std::string>(nb::str(nb::object(view.object.attr("dtype"))));
   fail("%s: NumPy dtype %s; expected float32, float16, ml_dtypes.bfloat16, int32 or int64",
        view.name, dtype.c_str());
 }
@@ -251,6 +254,18 @@ void view_dlpack(ArrayView& view, Access access) {
   }
 }
 
+// A wrapper of exact type (torch.func) shows no base pointer, but still adds its offset to it.
+void require_memory(const ArrayView& view) {
+  constexpr uintptr_t kFirstPage = 4096;
+  if (reinterpret_cast<uintptr_t>(view.data) >= kFirstPage) return;
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] == 0) return;
+  }
+  throw UnbackedTensor(std::string(view.name) + ": " + type_of(view.object) +
+                       " without memory of its own; expected a plain tensor, or `import "
+                       "gdn_paged.torch`, which traces the call");
+}
+
 }  // namespace
 
 ArrayView view_array(const char* name, nb::handle object, Access access) {
@@ -264,7 +279,9 @@ ArrayView view_array(const char* name, nb::handle object, Access access) {
     case Protocol::kExchangeApi: view_exchange(view, info.api); break;
     case Protocol::kArrayStruct: view_numpy(view, access); break;
     case Protocol::kDlpack: view_dlpack(view, access); break;
+    case Protocol::kUnbacked: view.rank = 0; break;
   }
+  require_memory(view);
   const int64_t item = (view.dtype & 0xff) / 8;
   if (item > 0 && reinterpret_cast<uintptr_t>(view.data) % item != 0) {
     fail("%s: data at %p; expected a multiple of %d bytes", name, view.data,

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "gdn_paged/gdn_paged.h"
@@ -35,6 +36,12 @@ struct ArrayView {
   int32_t rank = 0;
   int64_t shape[kMaxRank] = {};
   int64_t strides[kMaxRank] = {};  // elements
+};
+
+// A tensor that stands for memory without having any: fake, functional or distributed. In Python
+// UnbackedTensorError, a ValueError, so that gdn_paged.torch can trace the call instead.
+struct UnbackedTensor : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 // Views `object`, the argument called `name`. Raises ValueError if it is no array, lies on a

@@ -95,8 +95,8 @@ Call::Call(const char* name, nb::handle first) : first_(view_array(name, first, 
 
 void Call::use_stream(nb::handle stream) {
   stream_given_ = !stream.is_none();
-  if (!on_cuda()) return;
-  stream_ = stream_given_ ? explicit_stream(stream) : current_stream(first_);
+  CUstream_st* given = stream_given_ ? explicit_stream(stream) : nullptr;
+  if (on_cuda()) stream_ = stream_given_ ? given : current_stream(first_);
 }
 
 ArrayView Call::array(const char* name, nb::handle object, const Shape& shape, Access access) {

@@ -38,6 +38,7 @@ void preload(int32_t device) {
 NB_MODULE(_core, m) {
   using namespace gdn::python;
   m.doc() = "The C API of libgdn_paged for Python arrays; gdn_paged holds the public functions.";
+  nb::exception<UnbackedTensor>(m, "UnbackedTensorError", PyExc_ValueError);
   define_prefill(m);
   define_decode(m);
   define_slots(m);
