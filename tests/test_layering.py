@@ -90,7 +90,7 @@ def test_public_header_stands_alone():
 
 def test_frameworks_are_imported_by_their_own_module_only():
     for path in sorted((ROOT / "python/gdn_paged").rglob("*.py")):
-        if path.stem in ("torch", "jax"):
+        if path.stem.lstrip("_").split("_")[0] in ("torch", "jax"):
             continue
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._typing import A, DLPackArray, Stream
+from ._unbacked import registered
 from .page_table import rows_of, validate_page_table
 from .slots import GDNPagedDecodeSlots
 
@@ -94,11 +95,15 @@ def gated_delta_rule_decode_paged(
             page_indices, page_indptr, last_page_len, num_pages=rows_of(state_pool), mode=validate,
             stream=stream, num_threads=num_threads,
         )  # fmt: skip
-    return _core.decode_paged((
+    arguments = (
         q, k, v, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         stream, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, last_page_len, slots,
-    ))  # fmt: skip
+    )  # fmt: skip
+    try:
+        return _core.decode_paged(arguments)
+    except _core.UnbackedTensorError:
+        return registered("decode_paged")(**dict(zip(PAGED_ORDER, arguments, strict=True)))
 
 
 def gated_delta_rule_decode_pretranspose(
@@ -139,8 +144,12 @@ def gated_delta_rule_decode_pretranspose(
     Raises:
         ValueError, NotImplementedError, RuntimeError: as in :func:`gated_delta_rule_decode_paged`.
     """
-    return _core.decode((
+    arguments = (
         q, k, v, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         stream, deterministic, num_threads, backend,
         state, initial_state, initial_state_indices, output_state_indices,
-    ))  # fmt: skip
+    )  # fmt: skip
+    try:
+        return _core.decode(arguments)
+    except _core.UnbackedTensorError:
+        return registered("decode")(**dict(zip(PRETRANSPOSE_ORDER, arguments, strict=True)))

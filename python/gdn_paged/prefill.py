@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from . import _core
 from ._typing import A, DLPackArray, Index, Stream
+from ._unbacked import registered
 from .page_table import check_gate_domain, rows_of, validate_page_table
 from .slots import GDNPagedPrefillSlots
 
@@ -129,12 +130,16 @@ def chunk_gated_delta_rule_paged(
         )  # fmt: skip
         if not use_gate_in_kernel:
             check_gate_domain(g, gate_domain, rows_of(q))
-    return _core.prefill_paged((
+    arguments = (
         q, k, v, g, beta, scale, cu_seqlens, use_qk_l2norm_in_kernel, output,
         gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
         stream, workspace, plan, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
-    ))  # fmt: skip
+    )  # fmt: skip
+    try:
+        return _core.prefill_paged(arguments)
+    except _core.UnbackedTensorError:
+        return registered("prefill_paged")(**dict(zip(PAGED_ORDER, arguments, strict=True)))
 
 
 def chunk_gated_delta_rule(
@@ -220,14 +225,18 @@ def chunk_gated_delta_rule(
             raise ValueError(f'validate: {validate!r}; expected None, "host" or "device"')
         if not use_gate_in_kernel:
             check_gate_domain(g, gate_domain, rows_of(q))
-    return _core.prefill((
+    arguments = (
         q, k, v, g, beta, scale, cu_seqlens, use_qk_l2norm_in_kernel, output,
         gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
         stream, workspace, plan, deterministic, num_threads, backend,
         initial_state, output_final_state, output_state, state_checkpoints,
         checkpoint_cu_starts, checkpoint_every_n_tokens, use_cp, state_indices,
         max_seqlen, cu_seqlens_cpu, output_state_indices, checkpoint_state_indices, prefix_lens,
-    ))  # fmt: skip
+    )  # fmt: skip
+    try:
+        return _core.prefill(arguments)
+    except _core.UnbackedTensorError:
+        return registered("prefill")(**dict(zip(FLAT_ORDER, arguments, strict=True)))
 
 
 def prefill_plan(

@@ -6,6 +6,7 @@ from typing import Generic, NamedTuple
 
 from . import _core
 from ._typing import A, Index, Stream
+from ._unbacked import registered
 
 
 class GDNPagedPrefillSlots(NamedTuple, Generic[A]):
@@ -62,7 +63,10 @@ def gdn_paged_prefill_slots(
     tables = (cu_seqlens, page_indices, page_indptr, page_size, last_page_len, stream, num_threads)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens: None; expected an int32 or int64 table [num_seqs + 1]")
-    return GDNPagedPrefillSlots(*_core.slots(tables))
+    try:
+        return GDNPagedPrefillSlots(*_core.slots(tables))
+    except _core.UnbackedTensorError:
+        return registered("prefill_slots")(*tables[:5], stream=stream, num_threads=num_threads)
 
 
 def gdn_paged_decode_slots(
@@ -78,4 +82,9 @@ def gdn_paged_decode_slots(
     Args and errors as in :func:`gdn_paged_prefill_slots`; every sequence has one new token.
     """
     tables = (None, page_indices, page_indptr, 0, last_page_len, stream, num_threads)
-    return GDNPagedDecodeSlots(*_core.slots(tables))
+    try:
+        return GDNPagedDecodeSlots(*_core.slots(tables))
+    except _core.UnbackedTensorError:
+        return registered("decode_slots")(
+            page_indices, page_indptr, last_page_len, stream=stream, num_threads=num_threads
+        )
