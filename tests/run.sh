@@ -5,7 +5,7 @@
 #
 #   tests/run.sh
 #
-# Needs python3 >= 3.10 with venv and a C++20 compiler; takes nvcc if it is there.
+# Needs python3 >= 3.10 with venv and headers and a C++20 compiler; takes nvcc if it is there.
 #   GDN_PAGED_NO_CUDA=1        build without CUDA
 #   GDN_PAGED_CUDA_ARCHS=...   build for these architectures only
 #   GDN_PAGED_TEST_DIR=DIR     build in DIR and keep it, so that the next run is quick
@@ -56,6 +56,10 @@ environment() {
   }
   PATH=$work/venv/bin:$PATH
   hash -r
+  python -c 'import os, sysconfig as s; assert os.path.exists(s.get_path("include") + "/Python.h")' || {
+    echo "no headers of python3; on Debian: apt-get install python3-dev" >&2
+    return 1
+  }
   python -m pip install --quiet -r tests/requirements.txt
 }
 
