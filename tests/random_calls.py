@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from calls import DTYPES, Decode, PageTable, Prefill, rounded
+from calls import DTYPES, Decode, PageTable, Prefill, Slots, rounded
+from cases_slots import SlotCase
 
 HEADS = [(1, 1), (1, 2), (2, 2), (2, 4), (1, 3), (3, 3), (4, 2), (6, 2), (3, 6)]
-CPU_DIMS = [8, 16, 24, 64, (16, 8), (8, 24), (40, 16)]
+CPU_DIMS = [8, 16, 24, 64, 128, (16, 8), (8, 24), (40, 16), (64, 128)]
 LAYOUTS = ["dense", "dense", "padded", "swapped"]
 
 
@@ -174,6 +175,49 @@ def decodes(draw, device: str = "cpu", max_rows: int = 6) -> Random:
     )
     gap = draw(st.sampled_from([0, 8, 96]))
     return Random(call, pool, io, state_dtype, gap, _forms(draw, gate_dtype))
+
+
+def _distinct(rng, count: int, rows: int, holes: bool) -> np.ndarray:
+    """`count` different rows, some of them -1."""
+    picked = rng.permutation(rows)[:count]
+    return np.where(rng.random(count) < 0.2 * holes, -1, picked)
+
+
+@st.composite
+def slot_prefills(draw, device: str = "cpu") -> SlotCase:
+    """Slot form with three pools, or one pool in all roles whose rows do not meet."""
+    io, state_dtype, gate_dtype, dims, heads, rng = _common(draw, device)
+    near = st.sampled_from([0, 1, 63, 64, 65, 128]) | st.integers(0, 150)
+    lengths = draw(st.lists(st.tuples(near, near), min_size=1, max_size=4))
+    every, one_pool = draw(st.sampled_from([0, 64, 128])), draw(st.booleans())
+    holes, N = draw(st.booleans()), len(lengths)
+    counts = [(p + n) // every - p // every if every else 0 for p, n in lengths]
+    cu, starts = np.cumsum([0] + [n for _, n in lengths]), np.cumsum([0, *counts])
+    size = 2 * N + int(starts[-1]) + 2
+    rows = _distinct(rng, size, size, holes)
+    slots = Slots(
+        cu,
+        state_indices=rows[:N],
+        output_state_indices=rows[N : 2 * N] if draw(st.booleans()) else None,
+        checkpoint_state_indices=rows[2 * N : 2 * N + starts[-1]] if every else None,
+        checkpoint_cu_starts=starts[: N + draw(st.integers(0, 1))] if every else None,
+        checkpoint_every=every,
+        prefix_lens=[p for p, _ in lengths] if every else None,
+    )
+    T, H = int(cu[-1]), max(heads)
+    K, V = dims if isinstance(dims, tuple) else (dims, dims)
+    call = Prefill(
+        **_operands(rng, T, heads, dims, io),
+        rows=slots,
+        **_gates(draw, rng, T, H, gate_dtype),
+        l2norm=draw(st.booleans()),
+    )
+    read = {int(row) for row, (_, n) in zip(rows, lengths, strict=False) if n} - {-1}
+    initial = _poisoned_pool(rng, (size, H, V, K), state_dtype, read)
+    others = [initial if one_pool else np.full_like(initial, np.nan) for _ in range(2)]
+    checkpoints = others[1] if every else None
+    index_dtype = draw(st.sampled_from(["int32", "int64"]))
+    return SlotCase(io, call, initial, others[0], checkpoints, state_dtype, index_dtype)
 
 
 def permuted_pages(made: Random, order: np.ndarray) -> Random:
