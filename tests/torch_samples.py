@@ -1,0 +1,122 @@
+"""Calls of every operation with torch tensors, as the tests of `gdn_paged.torch` make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gdn_paged
+from calls import DecodeSlots, Slots, page_table
+from cases import make_decode, make_pool, make_prefill
+from targets import Target, available_targets
+
+SPANS = (([5, 2], 60, 70), ([1], 0, 9), ([0, 3, 4], 40, 190))
+RAW = {"gate": "raw", "A_log": np.zeros(4), "dt_bias": np.zeros(4)}
+
+
+def torch_targets() -> list[Target]:
+    """torch on the CPU, and on a GPU the row that calls get by default."""
+    found = [t for t in available_targets() if t.arrays.name == "torch"]
+    return [next(t for t in found if t.device == d) for d in dict.fromkeys(t.device for t in found)]
+
+
+@dataclass(eq=False)
+class Sample:
+    """A public function and its keyword arguments; those named in `written` change in place."""
+
+    function: Any
+    arguments: dict[str, Any]
+    written: tuple[str, ...] = ()
+
+    def copy(self) -> Sample:
+        """Tensors of its own; what was one tensor stays one."""
+        copies: dict[int, Any] = {}
+
+        def clone(x):
+            if not hasattr(x, "untyped_storage"):
+                return x
+            return copies.setdefault(id(x), x.clone())
+
+        return Sample(
+            self.function, {name: clone(x) for name, x in self.arguments.items()}, self.written
+        )
+
+    def __call__(self) -> Any:
+        return self.function(**self.arguments)
+
+
+def io_of(target: Target) -> str:
+    return "fp32" if target.device == "cpu" else "bf16"
+
+
+def _prefill_paged(target: Target, **options: Any) -> Sample:
+    call = make_prefill(700, page_table(64, *SPANS), **options).cast(io_of(target))
+    arguments = target.prefill_arguments(call, io_of(target))
+    arguments["state_pool"] = target.pool(make_pool(700, 7, 4)).view
+    return Sample(gdn_paged.chunk_gated_delta_rule_paged, arguments, ("state_pool",))
+
+
+def _prefill_by_slots(target: Target) -> Sample:
+    slots = Slots(
+        np.array([0, 70, 75]), [2, -1], [5, 6], np.array([7, -1, 8]), [0, 2], 64, [63, 60]
+    )
+    call = make_prefill(701, slots).cast(io_of(target))
+    pool = target.pool(make_pool(701, 9, 4)).view
+    arguments = target.prefill_arguments(call, io_of(target)) | {"output_final_state": True}
+    arguments |= dict.fromkeys(("initial_state", "output_state", "state_checkpoints"), pool)
+    return Sample(gdn_paged.chunk_gated_delta_rule, arguments, ("output_state",))
+
+
+def _prefill_packed(target: Target, initial: bool) -> Sample:
+    call = make_prefill(702, Slots(np.array([0, 70, 70, 75])), l2norm=True).cast(io_of(target))
+    arguments = target.prefill_arguments(call, io_of(target)) | {"output_final_state": True}
+    if initial:
+        arguments["initial_state"] = target.pool(make_pool(702, 3, 4)).view
+    return Sample(gdn_paged.chunk_gated_delta_rule, arguments)
+
+
+def _decode_paged(target: Target) -> Sample:
+    table = page_table(64, ([5, 2], 64, 65), ([1], 8, 9), ([-1], 1, 2), decode=True)
+    arguments = target.decode_arguments(make_decode(703, table, dim=64), io_of(target))
+    arguments["state_pool"] = target.pool(make_pool(703, 7, 4)).view
+    return Sample(gdn_paged.gated_delta_rule_decode_paged, arguments, ("state_pool",))
+
+
+def _decode_by_rows(target: Target, pool: bool) -> Sample:
+    rows = DecodeSlots(np.array([4, -1, 2]), np.array([4, 0, 1]))
+    arguments = target.decode_arguments(make_decode(704, rows, dim=64), io_of(target))
+    states = target.pool(make_pool(704, 5 if pool else 3, 4)).view
+    if pool:
+        arguments |= {"state": None, "initial_state": states}
+    else:
+        arguments |= {"state": states, "initial_state_indices": None, "output_state_indices": None}
+    written = "initial_state" if pool else "state"
+    return Sample(gdn_paged.gated_delta_rule_decode_pretranspose, arguments, (written,))
+
+
+def _prefill_slots(target: Target) -> Sample:
+    table = page_table(64, *SPANS)
+    arguments = target.page_arguments(table) | {"page_size": 64}
+    arguments["cu_seqlens"] = target.table(table.cu_seqlens)
+    return Sample(gdn_paged.gdn_paged_prefill_slots, arguments)
+
+
+def _decode_slots(target: Target) -> Sample:
+    table = page_table(64, ([5, 2], 64, 65), ([1], 8, 9), decode=True)
+    return Sample(gdn_paged.gdn_paged_decode_slots, target.page_arguments(table, "int64"))
+
+
+SAMPLES = {
+    "prefill_paged": _prefill_paged,
+    "prefill_paged raw gate": lambda t: _prefill_paged(t, beta_is_logit=True, **RAW),
+    "prefill by slots": _prefill_by_slots,
+    "prefill packed": lambda t: _prefill_packed(t, initial=False),
+    "prefill packed, initial states": lambda t: _prefill_packed(t, initial=True),
+    "decode_paged": _decode_paged,
+    "decode in a pool": lambda t: _decode_by_rows(t, pool=True),
+    "decode of states": lambda t: _decode_by_rows(t, pool=False),
+    "prefill_slots": _prefill_slots,
+    "decode_slots": _decode_slots,
+}
