@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,8 @@ class Target:
         return Result(outs, self.values(pool.view), before, self.bits(pool.view), gap)
 
 
-def available_targets() -> list[Target]:
+@cache
+def available_targets() -> tuple[Target, ...]:
     """NumPy and torch on the CPU; torch and CuPy on every prefill row of a GPU that is present."""
     found = [Target(NumpyArrays(), "cpu", "cpu")]
     gpu_frames: list[Any] = []
@@ -208,7 +210,7 @@ def available_targets() -> list[Target]:
             gpu_frames.append(CupyArrays())
     for frame in gpu_frames:
         found += [Target(frame, row, "cuda") for row in cuda_prefill_rows()]
-    return found
+    return tuple(found)
 
 
 def cuda_prefill_rows() -> list[str]:

@@ -8,6 +8,7 @@ from arrays import NATIVE, native
 from calls import page_table
 from cases import make_decode, make_pool, make_prefill
 from guarded import GuardedMemory, shifted
+from targets import available_targets
 
 SPANS = ([5, 2], 60, 70), ([0, 7], 30, 95), ([1], 0, 1), ([3], 4, 4)
 DECODE_SPANS = ([5, 2], 64, 65), ([0], 30, 31), ([1], 0, 1)
@@ -15,15 +16,9 @@ DIMS = [64, (24, 40), 8]
 OPERANDS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "a", "b", "output", "state_pool")
 
 
-def numpy_target(targets_found):
-    return next(t for t in targets_found if t.arrays.name == "numpy")
-
-
 @pytest.fixture
 def numpy_cpu():
-    from targets import available_targets
-
-    return numpy_target(available_targets())
+    return next(t for t in available_targets() if t.arrays.name == "numpy")
 
 
 def calls_of(target, io, dim):

@@ -244,6 +244,14 @@ def test_parameters_and_no_grad_are_fine(target):
     assert out is base.arguments["output"]
 
 
+def test_fp8_pools_are_refused_by_name(target):
+    if target.arrays.name != "torch":
+        pytest.skip("torch alone has fp8")
+    fp8 = target.arrays.torch.float8_e4m3fn
+    prefill_base(target).refused(edit("state_pool", lambda x: x.to(fp8), "8-bit float", label=""))
+    decode_base(target).refused(edit("state_pool", lambda x: x.to(fp8), "8-bit float", label=""))
+
+
 def test_device_of_tables(target):
     if target.device == "cpu":
         pytest.skip("one device")
