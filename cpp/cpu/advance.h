@@ -3,86 +3,24 @@
 // rank-4 update. 12 or 13 operations per four tokens and tile element against 16 token by token.
 #pragma once
 
-#include "cpu/kernels.h"
-#include "cpu/lanes.h"
+#include "cpu/pass.h"
 
 namespace gdn::cpu {
 namespace {
 
-// Registers of V rows that share the broadcasts of q and k. 8 kWidth accumulators must fit.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kWidth = 2;
-#else
-constexpr int kWidth = 1;
-#endif
-
-// One mini-chunk of one strip (W registers of V rows of a tile) between its two passes.
+// W registers of V rows of a tile, between two passes.
 struct Strip {
-  float* tile;                               // [K][kTileV], at the strip's first V row
-  int offset;                                // of that row from the tiles' first V row
-  int left;                                  // V rows from there on
-  Vec weights[kMini][kWidth];                // store_j u_j
+  float* tile;                 // [K][kTileV], at the strip's first V row
+  int offset;                  // of that row from the tiles' first V row
+  int left;                    // V rows from there on
+  Vec z[2 * kMini][kWidth];    // tile k_i, tile q_i
+  Vec weights[kMini][kWidth];  // store_j u_j
 };
-
-template <int W>
-GDN_INLINE void dots(const float* tile, const float* kq, int dim_k, Vec (&z)[2 * kMini][W]) {
-#pragma GCC unroll 8
-  for (int r = 0; r < 2 * kMini; ++r) {
-#pragma GCC unroll 2
-    for (int w = 0; w < W; ++w) z[r][w] = Vec{};
-  }
-  for (int block = 0; block < dim_k / 8; ++block, kq += 16 * kMini, tile += 8 * kTileV) {
-#pragma GCC unroll 8
-    for (int t = 0; t < 8; ++t) {
-      Vec s[W];
-#pragma GCC unroll 2
-      for (int w = 0; w < W; ++w) s[w] = load(tile + t * kTileV + w * kLanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < 2 * kMini; ++r) {
-        const Vec x = Vec{} + kq[r * 8 + t];
-#pragma GCC unroll 2
-        for (int w = 0; w < W; ++w) z[r][w] += s[w] * x;
-      }
-    }
-  }
-}
-
-// kKeep: 0 the old tile is dropped, 1 it stays as it is, 2 it is multiplied by `keep`.
-template <int W, int kKeep>
-GDN_INLINE void update(const Strip& strip, const float* kq, int dim_k, float keep) {
-  float* tile = strip.tile;
-  Vec weights[kMini][W];
-#pragma GCC unroll 4
-  for (int j = 0; j < kMini; ++j) {
-#pragma GCC unroll 2
-    for (int w = 0; w < W; ++w) weights[j][w] = strip.weights[j][w];
-  }
-  const Vec factor = Vec{} + keep;
-  for (int block = 0; block < dim_k / 8; ++block, kq += 16 * kMini, tile += 8 * kTileV) {
-#pragma GCC unroll 8
-    for (int t = 0; t < 8; ++t) {
-      Vec s[W];
-#pragma GCC unroll 2
-      for (int w = 0; w < W; ++w) {
-        s[w] = kKeep == 0 ? Vec{} : load(tile + t * kTileV + w * kLanes);
-        if (kKeep == 2) s[w] *= factor;
-      }
-#pragma GCC unroll 4
-      for (int j = 0; j < kMini; ++j) {
-        const Vec x = Vec{} + kq[j * 8 + t];
-#pragma GCC unroll 2
-        for (int w = 0; w < W; ++w) s[w] += weights[j][w] * x;
-      }
-#pragma GCC unroll 2
-      for (int w = 0; w < W; ++w) store(tile + t * kTileV + w * kLanes, s[w]);
-    }
-  }
-}
 
 // The triangular solve of a mini-chunk whose tokens all exist and never reset.
 template <int W>
 GDN_INLINE void solve_plain(const MiniChunk& m, const Values& values, int64_t token,
-                            const Vec (&z)[2 * kMini][W], Strip* strip) {
+                            Strip* strip) {
 #pragma GCC unroll 2
   for (int w = 0; w < W; ++w) {
     const int left = strip->left - w * kLanes;
@@ -91,13 +29,13 @@ GDN_INLINE void solve_plain(const MiniChunk& m, const Values& values, int64_t to
 #pragma GCC unroll 4
     for (int i = 0; i < kMini; ++i) {
       const Vec v = read_lanes(values.v, (token + i) * values.v_stride + row, values.io, left);
-      u[i] = v * m.beta[i] - z[i][w] * m.read_k[i];
+      u[i] = v * m.beta[i] - strip->z[i][w] * m.read_k[i];
 #pragma GCC unroll 4
       for (int j = 0; j < i; ++j) u[i] -= u[j] * m.solve[i][j];
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kMini; ++i) {
-      Vec o = z[kMini + i][w] * m.read_q[i];
+      Vec o = strip->z[kMini + i][w] * m.read_q[i];
 #pragma GCC unroll 4
       for (int j = 0; j <= i; ++j) o += u[j] * m.mix[i][j];
       write_lanes(values.output, (token + i) * values.output_stride + row, values.io, left, o);
@@ -109,8 +47,7 @@ GDN_INLINE void solve_plain(const MiniChunk& m, const Values& values, int64_t to
 // The same with absent tokens and resets. What a reset has cut off is left out, not multiplied by
 // zero: it may be NaN.
 template <int W>
-void solve_any(const MiniChunk& m, const Values& values, int64_t token,
-               const Vec (&z)[2 * kMini][W], Strip* strip) {
+void solve_any(const MiniChunk& m, const Values& values, int64_t token, Strip* strip) {
   for (int w = 0; w < W; ++w) {
     const int left = strip->left - w * kLanes;
     const int64_t row = strip->offset + w * kLanes;
@@ -120,8 +57,8 @@ void solve_any(const MiniChunk& m, const Values& values, int64_t token,
       u[i] = read_lanes(values.v, at, values.io, left) * m.beta[i];
       Vec o{};
       if (m.reset[i] < 0) {
-        u[i] -= z[i][w] * m.read_k[i];
-        o = z[kMini + i][w] * m.read_q[i];
+        u[i] -= strip->z[i][w] * m.read_k[i];
+        o = strip->z[kMini + i][w] * m.read_q[i];
       }
       const int from = m.reset[i] > m.first ? m.reset[i] : m.first;
       for (int j = from; j < i; ++j) u[i] -= u[j] * m.solve[i][j];
@@ -135,62 +72,128 @@ void solve_any(const MiniChunk& m, const Values& values, int64_t token,
   }
 }
 
+// Update by mini-chunk n - 1, dot products of mini-chunk n; either may lie outside the segment.
 template <int W>
-GDN_INLINE void read_strip(const Segment& segment, int n, const Values& values, Strip* strip) {
-  const MiniChunk& m = segment.minis[n];
-  Vec z[2 * kMini][W];
-  dots<W>(strip->tile, segment.kq + static_cast<int64_t>(n) * segment.dim_k * 2 * kMini,
-          segment.dim_k, z);
-  const int64_t token = n * kMini - segment.phase;
-  if (m.plain) {
-    solve_plain<W>(m, values, token, z, strip);
-  } else {
-    solve_any<W>(m, values, token, z, strip);
+GDN_INLINE void run_pass(const Segment& segment, int n, Requests* requests, Strip* strip) {
+  const int64_t mini_floats = static_cast<int64_t>(segment.dim_k) * 2 * kMini;
+  PassInput<W> in{.tile = strip->tile,
+                  .dim_k = segment.dim_k,
+                  .old_kq = segment.kq,
+                  .weights = strip->weights,
+                  .keep = 1.0f,
+                  .new_kq = segment.kq};
+  if (n == 0) {
+    const MiniChunk& first = segment.minis[0];
+    if (first.reset[first.first] >= 0) return;  // the tile does not count and may not exist
+    return pass<W, Update::kNone, true>(in, requests, strip->z);
   }
+  const MiniChunk& m = segment.minis[n - 1];
+  in.old_kq += (n - 1) * mini_floats;
+  in.keep = m.keep;
+  const bool replace = m.reset[kMini - 1] >= 0;
+  if (n == segment.num_minis) {  // the last update always brings the factor back to 1
+    return replace ? pass<W, Update::kReplace, false>(in, requests, strip->z)
+                   : pass<W, Update::kScaleAdd, false>(in, requests, strip->z);
+  }
+  in.new_kq += n * mini_floats;
+  if (replace) return pass<W, Update::kReplace, true>(in, requests, strip->z);
+  return m.rescale ? pass<W, Update::kScaleAdd, true>(in, requests, strip->z)
+                   : pass<W, Update::kAdd, true>(in, requests, strip->z);
 }
 
 template <int W>
-GDN_INLINE void write_strip(const Segment& segment, int n, const Strip& strip) {
+GDN_INLINE void step_strip(const Segment& segment, int n, const Values& values,
+                           Requests* requests, Strip* strip) {
+  run_pass<W>(segment, n, requests, strip);
+  if (n == segment.num_minis) return;
   const MiniChunk& m = segment.minis[n];
-  const float* kq = segment.kq + static_cast<int64_t>(n) * segment.dim_k * 2 * kMini;
-  if (m.reset[kMini - 1] >= 0) {
-    update<W, 0>(strip, kq, segment.dim_k, 0.0f);
-  } else if (m.rescale) {
-    update<W, 2>(strip, kq, segment.dim_k, m.keep);
+  const int64_t token = n * kMini - segment.phase;
+  if (m.plain) {
+    solve_plain<W>(m, values, token, strip);
   } else {
-    update<W, 1>(strip, kq, segment.dim_k, 1.0f);
+    solve_any<W>(m, values, token, strip);
   }
 }
+
+// NOTE: farther ahead the lines of tokens 8 KB apart evict each other from their few L2 sets.
+constexpr int kAhead = 2;  // mini-chunks
+
+// v and output of one strip for the mini-chunk from `token` on.
+GDN_INLINE void add_values(const Values& values, int64_t token, int64_t row, Requests* requests) {
+  const int64_t bytes = values.io == DType::kFloat32 ? 4 : 2;
+  const int64_t end = token + kMini < values.tokens_left ? token + kMini : values.tokens_left;
+  for (int64_t t = token; t < end; ++t) {
+    requests->add(static_cast<const char*>(values.v) + (t * values.v_stride + row) * bytes);
+    requests->add(static_cast<const char*>(values.output) +
+                  (t * values.output_stride + row) * bytes);
+  }
+}
+
+// Hands out the lines of a Prefetch in equal shares.
+class PrefetchCursor {
+ public:
+  PrefetchCursor(const Prefetch& prefetch, int steps)
+      : stream_(prefetch.streams), end_(prefetch.streams + prefetch.count) {
+    int64_t lines = 0;
+    for (const Prefetch::Stream* s = stream_; s < end_; ++s) {
+      lines += static_cast<int64_t>(s->rows) * ((s->bytes + kLine - 1) / kLine);
+    }
+    const int64_t share = (lines + steps - 1) / steps;
+    share_ = static_cast<int>(share < kMaxShare ? share : kMaxShare);
+  }
+
+  void add(Requests* requests) {
+    for (int n = 0; n < share_ && stream_ < end_; ++n) {
+      requests->add(static_cast<const char*>(stream_->base) + row_ * stream_->stride + offset_);
+      offset_ += kLine;
+      if (offset_ < stream_->bytes) continue;
+      offset_ = 0;
+      if (++row_ < stream_->rows) continue;
+      row_ = 0;
+      ++stream_;
+    }
+  }
+
+ private:
+  static constexpr int kLine = 64;
+  static constexpr int kMaxShare = Requests::kMax - 2 * kMini;
+  const Prefetch::Stream* stream_;
+  const Prefetch::Stream* end_;
+  int64_t row_ = 0;
+  int32_t offset_ = 0;
+  int share_ = 0;
+};
 
 // NOTE: strips of up to two tiles advance together, so that the dot products of one run in the
 // shadow of the other's solve; more would push the tiles (16 KB each at K = 128) out of L1.
-constexpr int kStrips = 2 * kTileV / (kWidth * kLanes);
+constexpr int kStripV = kWidth * kLanes;
+constexpr int kStrips = 2 * kTileV / kStripV;
 
-void advance(const Segment& segment, const Values& values, float* tiles) {
+void advance(const Segment& segment, const Values& values, const Prefetch& prefetch,
+             float* tiles) {
   const int64_t tile_floats = static_cast<int64_t>(segment.dim_k) * kTileV;
-  const int per_group = segment.dim_k <= 128 ? kStrips : kStrips / 2;
-  constexpr int kStripV = kWidth * kLanes;
+  const int together = segment.dim_k <= 128 ? kStrips : kStrips / 2;
+  const int strips_total = (values.dim_v + kStripV - 1) / kStripV;
+  const bool from_zero = segment.minis[0].reset[segment.minis[0].first] >= 0;
+  const int passes = segment.num_minis + (from_zero ? 0 : 1);
+  PrefetchCursor cursor(prefetch, strips_total * passes);
+  Strip strips[kStrips];
   for (int row = 0; row < values.dim_v;) {
-    Strip strips[kStrips];
     int count = 0;
-    for (; count < per_group && row < values.dim_v; ++count, row += kStripV) {
+    for (; count < together && row < values.dim_v; ++count, row += kStripV) {
       strips[count].tile = tiles + row / kTileV * tile_floats + row % kTileV;
       strips[count].offset = row;
       strips[count].left = values.dim_v - row;
     }
-    for (int n = 0; n < segment.num_minis; ++n) {
+    for (int n = 0; n <= segment.num_minis; ++n) {
       for (int i = 0; i < count; ++i) {
+        Requests requests;
+        if (n > 0 || !from_zero) cursor.add(&requests);
+        add_values(values, (n + kAhead) * kMini - segment.phase, strips[i].offset, &requests);
         if (kWidth == 1 || strips[i].left > kLanes) {
-          read_strip<kWidth>(segment, n, values, &strips[i]);
+          step_strip<kWidth>(segment, n, values, &requests, &strips[i]);
         } else {
-          read_strip<1>(segment, n, values, &strips[i]);
-        }
-      }
-      for (int i = 0; i < count; ++i) {
-        if (kWidth == 1 || strips[i].left > kLanes) {
-          write_strip<kWidth>(segment, n, strips[i]);
-        } else {
-          write_strip<1>(segment, n, strips[i]);
+          step_strip<1>(segment, n, values, &requests, &strips[i]);
         }
       }
     }

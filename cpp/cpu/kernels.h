@@ -37,7 +37,7 @@ struct MiniChunk {
   float store[kMini];          // D_3j over the new c
   float keep;                  // factor of the tile, used if `rescale`
   int8_t first, last;          // tokens [first, last) exist
-  int8_t reset[kMini];         // latest token <= i with alpha = 0, or -1
+  int8_t reset[kMini];         // latest token <= i before which nothing counts, or -1
   bool rescale;
   bool plain;                  // all tokens exist and none resets
 };
@@ -51,6 +51,7 @@ struct SegmentInput {
   int32_t dim_k;
   int32_t tokens;
   int32_t phase;       // absolute position of the first token modulo kMini
+  bool from_zero;      // nothing before the first token: the tiles are not looked at
   bool l2norm;         // q, k := x rsqrt(sum x^2 + 1e-6), rounded to io
   float scale;         // folded into q
   const float* alpha;  // [tokens]
@@ -71,8 +72,23 @@ struct Values {
   const void* v;
   void* output;
   int64_t v_stride, output_stride;  // elements per token
+  int64_t tokens_left;              // of the sequence, from the segment's first on
   DType io;
   int32_t dim_v;  // V rows of all tiles together, a multiple of 8
+};
+
+// Memory that the task will touch after this segment: token rows of the next one, a page about to
+// be stored. Token rows of one head lie far apart, so no hardware prefetcher sees them coming;
+// `advance` requests them line by line in the shadow of its arithmetic.
+struct Prefetch {
+  struct Stream {
+    const void* base;
+    int64_t stride;  // bytes from row to row
+    int32_t rows;
+    int32_t bytes;  // of a row
+  };
+  Stream streams[6];
+  int32_t count;
 };
 
 // V rows of one state head in memory: [dim_v, dim_k], dense.
@@ -101,7 +117,7 @@ struct Kernels {
   void (*load_tiles)(const StateRows&, float* tiles);
   void (*store_tiles)(const float* tiles, const StateRows&);
   void (*prepare)(const SegmentInput&, Segment*);
-  void (*advance)(const Segment&, const Values&, float* tiles);
+  void (*advance)(const Segment&, const Values&, const Prefetch&, float* tiles);
   void (*decode)(const DecodeStep&);
 };
 

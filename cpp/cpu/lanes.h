@@ -8,13 +8,17 @@
 namespace gdn::cpu {
 namespace {
 
+#if defined(__AVX512F__)
+using UInt16 = uint32_t __attribute__((vector_size(64)));
+using Half16 = uint16_t __attribute__((vector_size(32)));
+using Half16At = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
+#endif
+
 // Of a block with `left` V rows (a multiple of 8) behind this register only those are touched.
 GDN_INLINE Vec read_lanes(const void* p, int64_t i, DType dtype, int left) {
 #if defined(__AVX512F__)
   if (left >= 16 && dtype != DType::kFloat16) {
     if (dtype == DType::kFloat32) return load(static_cast<const float*>(p) + i);
-    using Half16At = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
-    using UInt16 = uint32_t __attribute__((vector_size(64)));
     const auto x = *reinterpret_cast<const Half16At*>(static_cast<const uint16_t*>(p) + i);
     return bit_cast<Vec>(__builtin_convertvector(x, UInt16) << 16);
   }
@@ -36,6 +40,15 @@ GDN_INLINE Vec read_lanes(const void* p, int64_t i, DType dtype, int left) {
 
 GDN_INLINE void write_lanes(void* p, int64_t i, DType dtype, int left, Vec x) {
 #if defined(__AVX512F__)
+  if (left >= 16 && dtype != DType::kFloat16) {
+    if (dtype == DType::kFloat32) return store(static_cast<float*>(p) + i, x);
+    const UInt16 bits = bit_cast<UInt16>(x);
+    const UInt16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const UInt16 y = x != x ? (bits >> 16) | 0x40 : rounded;
+    *reinterpret_cast<Half16At*>(static_cast<uint16_t*>(p) + i) =
+        __builtin_convertvector(y, Half16);
+    return;
+  }
   write8(p, i, dtype, __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7));
   if (left < 16) return;
   write8(p, i + 8, dtype, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));

@@ -21,6 +21,7 @@ constexpr int64_t kSegmentTokens = kChunk;
 constexpr int64_t kMaxTileBytes = 1 << 20;      // of one task
 constexpr int64_t kSerialElements = 1 << 18;    // tokens H K V below which threads cost more
 constexpr int64_t kTasksPerThread = 4;          // enough for an even load
+constexpr int64_t kTaskTokens = 256;            // of the heads that one task takes together
 
 // How V is cut into tasks. Multiples of kTileV: the cut does not change a byte of the result.
 struct Split {
@@ -62,111 +63,170 @@ struct Buffers {
   }
 };
 
-// One task: `dim_v` V rows from `offset` of one head of one sequence.
+// Tokens from `done` on that share a segment: up to the next absolute multiple of kSegmentTokens.
+int64_t segment_length(const Sequence& s, int64_t done) {
+  return std::min(kSegmentTokens - (s.prefix + done) % kSegmentTokens, s.length - done);
+}
+
+// `dim_v` V rows from `offset` of some heads of one sequence, head by head.
 struct Task {
   const PrefillProblem& p;
   const Kernels& kernels;
   Sequence sequence;
-  int64_t head;
   int64_t offset;
   int32_t dim_v;
+  int32_t end_head;
 
-  StateRows rows(const Pool& pool, int64_t row) const {
+  StateRows rows(const Pool& pool, int64_t row, int32_t head) const {
     return {.data = state_address(pool, p.heads, row, head, offset),
             .dtype = pool.dtype,
             .dim_k = p.heads.dim_k,
             .dim_v = dim_v};
   }
 
-  void zero_outputs() const {
+  void zero_outputs(int32_t head) const {
     for (int64_t t = 0; t < sequence.length; ++t) {
       std::memset(writable(p.output, sequence.begin + t, head, offset), 0,
                   dim_v * element_bytes(p.io));
     }
   }
 
-  void store(const Buffers& b, const Pool& pool, int64_t row) const {
-    const StateRows to = rows(pool, row);
+  void store(const Buffers& b, const StateRows& to) const {
     if (to.data != nullptr) kernels.store_tiles(b.tiles, to);
   }
 
-  void run_segment(const Buffers& b, int64_t done, int32_t tokens) const {
+  void run_segment(const Buffers& b, int32_t head, int64_t done, int32_t tokens,
+                   const Prefetch& next) const {
     const int64_t token = sequence.begin + done;
     for (int32_t t = 0; t < tokens; ++t) {
       b.alpha[t] = read_alpha(p.gates, token + t, head);
       b.beta[t] = read_beta(p.gates, token + t, head);
     }
     Segment segment{.kq = b.kq, .minis = b.minis, .num_minis = 0, .dim_k = 0, .phase = 0};
-    const int32_t h = static_cast<int32_t>(head);
-    kernels.prepare({.q = address(p.q, token, p.heads.q_of(h)),
-                     .k = address(p.k, token, p.heads.k_of(h)),
+    kernels.prepare({.q = address(p.q, token, p.heads.q_of(head)),
+                     .k = address(p.k, token, p.heads.k_of(head)),
                      .q_stride = p.q.row_stride,
                      .k_stride = p.k.row_stride,
                      .io = p.io,
                      .dim_k = p.heads.dim_k,
                      .tokens = tokens,
                      .phase = static_cast<int32_t>((sequence.prefix + done) % kMini),
+                     .from_zero = done == 0 && !reads_state(),
                      .l2norm = p.qk_l2norm,
                      .scale = p.scale,
                      .alpha = b.alpha,
                      .beta = b.beta},
                     &segment);
     kernels.advance(segment,
-                    {.v = address(p.v, token, p.heads.v_of(h), offset),
+                    {.v = address(p.v, token, p.heads.v_of(head), offset),
                      .output = writable(p.output, token, head, offset),
                      .v_stride = p.v.row_stride,
                      .output_stride = p.output.row_stride,
+                     .tokens_left = sequence.length - done,
                      .io = p.io,
                      .dim_v = dim_v},
-                    b.tiles);
+                    next, b.tiles);
   }
 
-  void run(const Buffers& b) const {
+  bool reads_state() const { return p.initial && sequence.read_row >= 0; }
+
+  // What `head` touches after its tokens up to `done`, or the next head when it is through.
+  Prefetch upcoming(int32_t head, int64_t done, const StateRows& to_store) const {
+    Prefetch prefetch{};
+    const auto add = [&](const void* base, int64_t stride, int64_t count, int32_t elements,
+                         DType dtype) {
+      if (base == nullptr) return;
+      const int64_t bytes = element_bytes(dtype);
+      prefetch.streams[prefetch.count++] = {.base = base,
+                                            .stride = stride * bytes,
+                                            .rows = static_cast<int32_t>(count),
+                                            .bytes = static_cast<int32_t>(elements * bytes)};
+    };
+    const Heads& heads = p.heads;
+    add(to_store.data, heads.dim_k, dim_v, heads.dim_k, to_store.dtype);
+    const bool next_head = done == sequence.length;
+    if (next_head) {
+      if (++head == end_head) return prefetch;
+      done = 0;
+    }
+    const int64_t token = sequence.begin + done, tokens = segment_length(sequence, done);
+    add(address(p.q, token, heads.q_of(head)), p.q.row_stride, tokens, heads.dim_k, p.io);
+    add(address(p.k, token, heads.k_of(head)), p.k.row_stride, tokens, heads.dim_k, p.io);
+    if (!next_head) return prefetch;
+    const int64_t first = std::min<int64_t>(tokens, 2 * kMini);
+    add(address(p.v, token, heads.v_of(head), offset), p.v.row_stride, first, dim_v, p.io);
+    add(address(p.output, token, head, offset), p.output.row_stride, first, dim_v, p.io);
+    const StateRows from = rows(p.initial, sequence.read_row, head);
+    add(from.data, heads.dim_k, dim_v, heads.dim_k, from.dtype);
+    return prefetch;
+  }
+
+  void run_head(const Buffers& b, int32_t head) const {
     const Sequence& s = sequence;
-    kernels.load_tiles(rows(p.initial, s.read_row), b.tiles);
+    if (reads_state()) kernels.load_tiles(rows(p.initial, s.read_row, head), b.tiles);
     int64_t checkpoint = 0;
     for (int64_t done = 0; done < s.length;) {
-      const int64_t position = s.prefix + done;
-      const int64_t room = kSegmentTokens - position % kSegmentTokens;
-      const int64_t tokens = std::min(room, s.length - done);
-      run_segment(b, done, static_cast<int32_t>(tokens));
-      done += tokens;
-      if (p.checkpoint_every > 0 && (s.prefix + done) % p.checkpoint_every == 0) {
-        if (p.checkpoints) store(b, p.checkpoints, checkpoint_row(p, s, checkpoint));
-        ++checkpoint;
+      const int64_t tokens = segment_length(s, done), end = done + tokens;
+      StateRows to_store{};
+      if (p.checkpoint_every > 0 && (s.prefix + end) % p.checkpoint_every == 0) {
+        const int64_t row = p.checkpoints ? checkpoint_row(p, s, checkpoint++) : -1;
+        to_store = rows(p.checkpoints, row, head);
       }
+      const StateRows final_store = rows(p.output_state, end == s.length ? s.write_row : -1, head);
+      const StateRows& either = to_store.data != nullptr ? to_store : final_store;
+      run_segment(b, head, done, static_cast<int32_t>(tokens), upcoming(head, end, either));
+      store(b, to_store);
+      store(b, final_store);
+      done = end;
     }
-    store(b, p.output_state, s.write_row);
   }
 };
 
+// Heads of a sequence that one task takes: several short ones, so that the next head's memory can
+// be requested early.
+int32_t heads_per_task(const PrefillProblem& p, int64_t length, int64_t most) {
+  const int64_t wanted = std::min(kTaskTokens / std::max<int64_t>(length, 1), most);
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, p.heads.state));
+}
+
 void launch(const PrefillProblem& p) {
-  const int64_t elements =
-      p.num_tokens * p.heads.state * static_cast<int64_t>(p.heads.dim_k) * p.heads.dim_v;
+  const int64_t elements = p.num_tokens * p.heads.state_elements();
   Threads threads = p.threads;
   if (elements <= kSerialElements) threads.count = 1;
-  const Split split = split_heads(p, thread_count(threads));
+  const int32_t count = thread_count(threads);
+  const Split split = split_heads(p, count);
   const size_t bytes = Buffers::bytes(p.heads, split);
   const Kernels& table = kernels();
-  std::atomic<bool> out_of_memory{false};
   const int64_t per_sequence = static_cast<int64_t>(p.heads.state) * split.parts;
-  parallel_for(threads, p.num_seqs * per_sequence, [&](int64_t i) {
-    const int64_t offset = i % split.parts * split.rows;
-    const Task task{.p = p,
-                    .kernels = table,
-                    .sequence = resolve_sequence(p, i / per_sequence),
-                    .head = i % per_sequence / split.parts,
-                    .offset = offset,
-                    .dim_v = static_cast<int32_t>(std::min<int64_t>(
-                        split.rows, p.heads.dim_v - offset))};
-    if (task.sequence.length == 0) return;
-    if (!task.sequence.live) return task.zero_outputs();
+  const int64_t tasks = p.num_seqs * per_sequence;
+  const int64_t most_heads = count == 1 ? tasks : tasks / (kTasksPerThread * count);
+  std::atomic<bool> out_of_memory{false};
+  parallel_for(threads, tasks, [&](int64_t i) {
+    int64_t begin, length;
+    token_range(p.cu_seqlens, p.num_tokens, i / per_sequence, &begin, &length);
+    const int32_t group = heads_per_task(p, length, most_heads);
+    const int32_t head = static_cast<int32_t>(i % p.heads.state);
+    if (length == 0 || head % group != 0) return;  // served by the group's first head
+    const int64_t offset = i % per_sequence / p.heads.state * split.rows;
+    const Task task{
+        .p = p,
+        .kernels = table,
+        .sequence = resolve_sequence(p, i / per_sequence),
+        .offset = offset,
+        .dim_v = static_cast<int32_t>(std::min<int64_t>(split.rows, p.heads.dim_v - offset)),
+        .end_head = std::min(head + group, p.heads.state)};
+    if (!task.sequence.live) {
+      for (int32_t h = head; h < task.end_head; ++h) task.zero_outputs(h);
+      return;
+    }
     void* base = thread_scratch().reserve(bytes);
     if (base == nullptr) {
       out_of_memory = true;
       return;
     }
-    task.run(Buffers(base, p.heads, split));
+    for (int32_t h = head; h < task.end_head; ++h) {
+      task.run_head(Buffers(base, p.heads, split), h);
+    }
   });
   if (out_of_memory) throw Error(GDN_INTERNAL, "out of host memory: %zu bytes of scratch", bytes);
 }
@@ -176,6 +236,7 @@ const char* refuse(const PrefillProblem& p) {
   if (p.heads.dim_k % 8 != 0 || p.heads.dim_v % 8 != 0) {
     return "head_dim_k and head_dim_v must be multiples of 8";
   }
+  if (p.use_cp == GDN_CP_ON) return "use_cp demands the context-parallel regime of CUDA rows";
   return nullptr;
 }
 

@@ -57,12 +57,12 @@ GDN_INLINE void dot_products(const float* kq, int dim_k, float (&kk)[kMini][kMin
   }
 }
 
-// Fills the scalars from alpha and beta of the four tokens; returns the new running factor.
+// Fills the scalars from alpha and beta of the four tokens; returns the new running factor. `reset`
+// is the token from which on the tile does not count, or -1.
 GDN_INLINE float finish_mini(const float (&alpha)[kMini], const float (&kk)[kMini][kMini],
-                             const float (&qk)[kMini][kMini], float factor, bool last_of_segment,
-                             MiniChunk* m) {
+                             const float (&qk)[kMini][kMini], float factor, int reset,
+                             bool last_of_segment, MiniChunk* m) {
   float decay = factor;  // c A_i
-  int reset = -1;
   for (int i = 0; i < kMini; ++i) {
     decay *= alpha[i];
     if (alpha[i] == 0.0f) reset = i;
@@ -116,7 +116,8 @@ void prepare(const SegmentInput& in, Segment* segment) {
     }
     float kk[kMini][kMini], qk[kMini][kMini];
     dot_products(kq, in.dim_k, kk, qk);
-    factor = finish_mini(alpha, kk, qk, factor, n + 1 == segment->num_minis, &m);
+    factor = finish_mini(alpha, kk, qk, factor, in.from_zero && n == 0 ? m.first : -1,
+                         n + 1 == segment->num_minis, &m);
   }
 }
 

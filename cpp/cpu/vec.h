@@ -37,6 +37,8 @@ using Half8At = uint16_t __attribute__((vector_size(16), aligned(2), may_alias))
 
 GDN_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecAt*>(p); }
 GDN_INLINE void store(float* p, Vec x) { *reinterpret_cast<VecAt*>(p) = x; }
+// x - 0 is x for every x, -0 included, so this is one broadcast; x + 0 would be an addition.
+GDN_INLINE Vec broadcast(float x) { return x - Vec{}; }
 GDN_INLINE Vec8 load8(const float* p) { return *reinterpret_cast<const Vec8At*>(p); }
 GDN_INLINE void store8(float* p, Vec8 x) { *reinterpret_cast<Vec8At*>(p) = x; }
 
