@@ -38,10 +38,11 @@ def bars(device: str, io: str, state_dtype: str = "fp32", *, tight=False, normed
     )
 
 
-def relative_error(x: np.ndarray, truth: np.ndarray) -> float:
+def relative_error(x: np.ndarray, truth: np.ndarray, floor: float = 0.0) -> float:
     """Largest |x - truth| / |truth| over the leading index (L2 norms); inf if NaN or inf differ.
 
-    2^-25 per element is free: fp16 cannot tell it from zero.
+    2^-25 per element is free: fp16 cannot tell it from zero. |truth| counts as no less than `floor`
+    times its root mean square: where random data cancel, 16-bit operands leave no digits.
     """
     x, truth = np.asarray(x, np.float64), np.asarray(truth, np.float64)
     if x.shape != truth.shape:
@@ -55,7 +56,9 @@ def relative_error(x: np.ndarray, truth: np.ndarray) -> float:
     x, truth = (np.where(finite, y, 0).reshape(len(y), -1) for y in (x, truth))
     free = x.shape[1] ** 0.5 * 2**-25
     error = np.maximum(np.linalg.norm(x - truth, axis=1) - free, 0)
-    return float((error / (np.linalg.norm(truth, axis=1) + 1e-6)).max())
+    norms = np.linalg.norm(truth, axis=1)
+    norms = np.maximum(norms, floor * np.sqrt(np.mean(norms**2)))
+    return float((error / (norms + 1e-6)).max())
 
 
 @dataclass

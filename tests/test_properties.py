@@ -16,6 +16,7 @@ from compare import bars, relative_error, untouched_rows
 from oracle import Oracle
 from random_calls import Random, decodes, permuted_pages, prefills
 
+FLOOR = {"cpu": 0.0, "cuda": 0.1}  # see relative_error
 SPARE = 5  # poisoned token rows past cu_seqlens[-1]
 
 
@@ -46,7 +47,7 @@ def check(target, made: Random) -> None:
     kept = untouched_rows(made.pool, expected_pool)
     assert np.array_equal(after[kept], before[kept])
     assert gap
-    assert relative_error(target.values(out), expected_out) <= allowed.out
+    assert relative_error(target.values(out), expected_out, FLOOR[target.device]) <= allowed.out
     assert relative_error(pool, expected_pool) <= allowed.rows
 
 
@@ -102,7 +103,8 @@ def test_chain_equals_one_call(target, data, cuts, page_size):
         target.values(target.prefill(c, pools[1], io)) for c in chain(whole, page_size, ids, *ends)
     ]
     allowed = bars(target.device, io, normed=call.l2norm)
-    assert relative_error(np.concatenate([*parts, out[:0]]), out) <= allowed.out
+    error = relative_error(np.concatenate([*parts, out[:0]]), out, FLOOR[target.device])
+    assert error <= allowed.out
     assert relative_error(*(target.values(p) for p in pools)) <= allowed.rows
 
 
@@ -169,5 +171,6 @@ def test_decode_chain_equals_prefill(target, data, steps, start):
     )
     out = target.values(target.prefill(whole, pools[1], io))
     allowed = bars(target.device, io)
-    assert relative_error(np.concatenate(outs), out) <= allowed.out * 2
+    error = relative_error(np.concatenate(outs), out, FLOOR[target.device])
+    assert error <= allowed.out * 2
     assert relative_error(*(target.values(p) for p in pools)) <= allowed.rows

@@ -35,7 +35,7 @@ def framework_pools(target, case: SlotCase) -> dict:
     return {role: None if p is None else made[id(p)] for role, p in given.items()}
 
 
-def check(target, case: SlotCase, io: str) -> None:
+def check(target, case: SlotCase, io: str, floor: float = 0.0) -> None:
     pools = framework_pools(target, case)
     start = {role: target.bits(p).copy() for role, p in pools.items() if p is not None}
     options = pools | {"output_final_state": case.output is not None}
@@ -45,7 +45,7 @@ def check(target, case: SlotCase, io: str) -> None:
         assert got[1] is pools["output_state"]
         got = got[0]
     allowed = bars(target.device, io, case.state_dtype, normed=case.call.l2norm)
-    assert relative_error(target.values(got), out) <= allowed.out
+    assert relative_error(target.values(got), out, floor) <= allowed.out
     for role, before, after in zip(
         ROLES, (case.initial, case.output, case.checkpoints), expected, strict=True
     ):
@@ -69,7 +69,7 @@ def test_slot_case(target, case, io):
 def test_any_slots(target, data):
     """Random rows; whatever a call may not read holds NaN."""
     case = data.draw(slot_prefills(target.device))
-    check(target, case, case.name)
+    check(target, case, case.name, 0.0 if target.device == "cpu" else 0.1)
 
 
 def test_allocated_final_state(target):
