@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void page_stats_cuda(const PageStatsProblem& p) {
   const LaunchScope scope(p.device);
-  launch(page_stats_kernel,
-         {.blocks = p.num_pages, .threads = kThreads, .stream = p.device.stream}, p, "page_stats");
+  launch(page_stats_kernel, {.blocks = p.num_pages, .threads = kThreads, .stream = p.device.stream},
+         p, "page_stats");
 }
 
 void load_page_stats_kernels() { load_kernel(page_stats_kernel, "page_stats"); }

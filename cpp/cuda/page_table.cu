@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__
   c.writers.entries[i] = kNone;
 }
 
-__global__ void __launch_bounds__(kThreads) sequences_kernel(const __grid_constant__ CheckParams c) {
+__global__ void __launch_bounds__(kThreads)
+    sequences_kernel(const __grid_constant__ CheckParams c) {
   const int64_t b = thread_index();
   if (b >= c.problem.num_seqs) return;
   const Word rule = static_cast<Word>(check_sequence(c.problem, b).rule);
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) writers_kernel(const __grid_constant
   }
 }
 
-__global__ void __launch_bounds__(kThreads) conflicts_kernel(const __grid_constant__ CheckParams c) {
+__global__ void __launch_bounds__(kThreads)
+    conflicts_kernel(const __grid_constant__ CheckParams c) {
   const int64_t b = thread_index();
   if (b >= c.problem.num_seqs || c.findings->broken_rule != kNone) return;
   const PageAccess access = page_access(c.problem, b);
@@ -140,9 +142,8 @@ struct CheckPlan {
 };
 
 LaunchConfig threads_for(const PageTableProblem& p, int64_t count) {
-  return {.blocks = (count + kThreads - 1) / kThreads,
-          .threads = kThreads,
-          .stream = p.device.stream};
+  return {
+      .blocks = (count + kThreads - 1) / kThreads, .threads = kThreads, .stream = p.device.stream};
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // The operations on page tables and plans as core sees them.
-#include "cuda/page_table.h"
-
 #include "core/kernel.h"
 #include "cuda/common/device.h"
+#include "cuda/page_table.h"
 
 namespace gdn {
 

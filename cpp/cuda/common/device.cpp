@@ -18,7 +18,8 @@ struct DeviceState {
 };
 
 DeviceState states[kMaxDevices];
-std::mutex states_mutex;
+std::mutex info_mutex;
+std::mutex load_mutex;
 
 DeviceState& state_of(int32_t device_id) {
   GDN_REQUIRE(device_id >= 0 && device_id < kMaxDevices, "device_id: got %d, expected 0 .. %d",
@@ -52,7 +53,7 @@ void load_all_kernels() {
 
 // The device is current.
 void load_device(DeviceState& state) {
-  const std::lock_guard<std::mutex> lock(states_mutex);
+  const std::lock_guard<std::mutex> lock(load_mutex);
   if (state.loaded.load(std::memory_order_relaxed)) return;
   // Another thread's capture must not make loading fail here.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -72,7 +73,7 @@ void load_device(DeviceState& state) {
 const DeviceInfo& device_info(int32_t device_id) {
   DeviceState& state = state_of(device_id);
   if (!state.known.load(std::memory_order_acquire)) {
-    const std::lock_guard<std::mutex> lock(states_mutex);
+    const std::lock_guard<std::mutex> lock(info_mutex);
     if (!state.known.load(std::memory_order_relaxed)) {
       DeviceInfo& info = state.info;
       info.num_sms = attribute(cudaDevAttrMultiProcessorCount, device_id);

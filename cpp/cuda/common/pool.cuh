@@ -16,20 +16,21 @@ __device__ __forceinline__ T* state_of(const Pool& pool, int64_t row, int64_t h,
   return static_cast<T*>(pool.data) + row * pool.row_stride + h * head_elements;
 }
 
-// Bytes that pass through once: kept out of L1 and first to leave L2, so that the small operands
-// that every layer reads again stay there.
+// Bytes that pass through once: kept out of L1 and, if asked for, first to leave L2.
 struct Streaming {
   uint64_t policy;
 
-  __device__ __forceinline__ Streaming() {
+  __device__ __forceinline__ explicit Streaming(bool evict_first) {
+    uint64_t normal;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+    if (!evict_first) policy = normal;
   }
   __device__ __forceinline__ uint4 load(const void* p) const {
     uint4 v;
-    asm volatile(
-        "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(p), "l"(policy));
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p), "l"(policy));
     return v;
   }
   __device__ __forceinline__ void store(void* p, const uint4& v) const {
@@ -45,8 +46,7 @@ __device__ __forceinline__ float2 load_state_pair(const void* state, DType dtype
   if (dtype == DType::kFloat32) {
     return *reinterpret_cast<const float2*>(static_cast<const float*>(state) + i);
   }
-  const uint32_t word =
-      *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(state) + i);
+  const uint32_t word = *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(state) + i);
   return dtype == DType::kBFloat16 ? unpack2<bf16>(word) : unpack2<fp16>(word);
 }
 

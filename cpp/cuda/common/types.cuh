@@ -83,8 +83,7 @@ __device__ __forceinline__ uint4 pack(const float (&x)[kPerVector<T>]) {
     return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
             __float_as_uint(x[3])};
   } else {
-    return {pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]),
-            pack2<T>(x[6], x[7])};
+    return {pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3]), pack2<T>(x[4], x[5]), pack2<T>(x[6], x[7])};
   }
 }
 

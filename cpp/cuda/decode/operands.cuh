@@ -1,5 +1,5 @@
-// The small operands of one (batch row, state head): slots, q, k and the gates. Loads take bits and
-// conversions come later, so that all loads are in flight before the first one is waited for.
+// The small operands of one (batch row, state head): slots, q, k, v and the gates. Loads take bits
+// and conversions come later, so that all loads are in flight before the first one is waited for.
 #pragma once
 
 #include "core/gate.h"
@@ -26,6 +26,10 @@ __device__ __forceinline__ int64_t element_offset(const Tensor& t, int64_t row, 
 
 __device__ __forceinline__ uint16_t load_io(const Tensor& t, int64_t offset) {
   return static_cast<const uint16_t*>(t.data)[offset];
+}
+
+__device__ __forceinline__ void store_io(const Tensor& t, int64_t offset, uint16_t bits) {
+  static_cast<uint16_t*>(const_cast<void*>(t.data))[offset] = bits;
 }
 
 __device__ __forceinline__ uint16_t io_bits(float x, DType dtype) {
@@ -82,6 +86,11 @@ struct IndexBits {
   }
 };
 
+__device__ __forceinline__ int64_t load_index_from_l2(const IndexTable& table, int64_t i) {
+  return table.is_int64 ? __ldcg(static_cast<const long long*>(table.data) + i)
+                        : __ldcg(static_cast<const int32_t*>(table.data) + i);
+}
+
 // resolve_decode of core/slots.h, with both slots on their way together.
 __device__ __forceinline__ DecodeRow load_rows(const DecodeProblem& p, int64_t b) {
   if (p.paged && !p.slots_given) return decode_slots(p.table, p.initial.num_rows, b);
@@ -89,6 +98,84 @@ __device__ __forceinline__ DecodeRow load_rows(const DecodeProblem& p, int64_t b
   const int64_t read_row = p.initial_indices ? read.value() : b;
   return checked_row(p, read_row, p.output_indices ? write.value() : read_row);
 }
+
+// Where this thread stands. v and the output go through the lanes: lane (r, g) of a warp, r the row
+// in a group and g the lane in a row, holds those of row r of group g.
+template <class Traits>
+struct DecodePlace {
+  int64_t b;   // batch row
+  int32_t h;   // state head
+  int groups;  // of this warp
+  int lane_in_row;
+  int warp_row;   // the warp's first V row
+  int group_row;  // row of this lane in the warp's first group
+  int own_row;    // the row whose v and output this lane holds
+  bool owns_row;
+
+  __device__ __forceinline__ explicit DecodePlace(const DecodeParams& p) {
+    uint32_t block = blockIdx.x, state = 0;
+    int parts_log2 = p.parts_log2;
+    groups = p.groups;
+    if (block >= p.tail_block) {
+      block -= static_cast<uint32_t>(p.tail_block);
+      state = static_cast<uint32_t>(p.tail_block) >> parts_log2;
+      parts_log2 += p.tail_log2;
+      groups >>= p.tail_log2;
+    }
+    state += block >> parts_log2;
+    const int part = block & ((1 << parts_log2) - 1);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t row = state / static_cast<uint32_t>(p.problem.heads.state);
+    b = row;
+    h = static_cast<int32_t>(state - row * p.problem.heads.state);
+    lane_in_row = lane % Traits::kLanes;
+    warp_row = (part * Traits::kWarps + warp) * groups * Traits::kGroupRows;
+    group_row = warp_row + lane / Traits::kLanes;
+    own_row = group_row + lane_in_row * Traits::kGroupRows;
+    owns_row = lane_in_row < groups;
+  }
+};
+
+// Offsets of this thread's operand elements.
+template <class Traits>
+struct DecodeOffsets {
+  int64_t k, q, v, output, a, b;
+
+  __device__ __forceinline__ DecodeOffsets(const DecodeParams& p, const DecodePlace<Traits>& at) {
+    const DecodeProblem& d = p.problem;
+    const int i = threadIdx.x;
+    k = settled(element_offset(d.k, at.b, divide(at.h, p.heads_per_k)) + i);
+    q = settled(element_offset(d.q, at.b, divide(at.h, p.heads_per_q)) + i);
+    v = settled(element_offset(d.v, at.b, divide(at.h, p.heads_per_v)) + at.own_row);
+    output = settled(element_offset(d.output, at.b, at.h) + at.own_row);
+    a = settled(element_offset(d.gates.g, at.b, at.h));
+    b = settled(element_offset(d.gates.beta, at.b, at.h));
+  }
+};
+
+// Whether this thread brings one element of k and q.
+template <class Traits>
+__device__ __forceinline__ bool owns_element() {
+  return Traits::kThreads == Traits::kDim || threadIdx.x < Traits::kDim;
+}
+
+// What this thread loads of the operands.
+template <class Traits>
+struct DecodeOperands {
+  uint16_t k = 0, q = 0, v = 0;
+  GateBits gates;  // the first warp's
+
+  __device__ __forceinline__ DecodeOperands(const DecodeProblem& problem,
+                                            const DecodePlace<Traits>& at,
+                                            const DecodeOffsets<Traits>& offsets) {
+    if (owns_element<Traits>()) {
+      k = load_io(problem.k, offsets.k);
+      q = load_io(problem.q, offsets.q);
+    }
+    if (at.owns_row) v = load_io(problem.v, offsets.v);
+    if (threadIdx.x < 32) gates.load(problem.gates, offsets.a, offsets.b, at.h);
+  }
+};
 
 // What the warps of a block make together: k and q as fp32 and the scalars of the head.
 template <class Traits>
@@ -105,19 +192,26 @@ struct NormScales {
   float kq;  // normalised k times normalised q
 };
 
-// Thread i holds element i of k and q (0 past the end).
+// Ends with the block's barrier.
 template <class Traits>
-__device__ __forceinline__ void share_operands(DecodeShared<Traits>& shared, float k, float q) {
+__device__ __forceinline__ void share_operands(DecodeShared<Traits>& shared,
+                                               const DecodeProblem& problem,
+                                               const DecodeOperands<Traits>& operands) {
   const int i = threadIdx.x;
-  if (Traits::kThreads == Traits::kDim || i < Traits::kDim) {
+  if (i < 32) {
+    shared.alpha = operands.gates.alpha(problem.gates);
+    shared.beta = operands.gates.beta(problem.gates);
+  }
+  const float k = from_bits(operands.k, problem.io), q = from_bits(operands.q, problem.io);
+  if (owns_element<Traits>()) {
     shared.k[i] = k;
     shared.q[i] = q;
   }
   const float4 sums = {warp_sum(k * k), warp_sum(q * q), warp_sum(k * q), 0.0f};
   if (i % 32 == 0) shared.sums[i / 32] = sums;
+  __syncthreads();
 }
 
-// After the block's barrier.
 template <class Traits>
 __device__ __forceinline__ NormScales norm_scales(const DecodeShared<Traits>& shared,
                                                   bool qk_l2norm) {

@@ -18,11 +18,15 @@ inline SmallDivisor small_divisor(uint32_t d) {
 
 struct DecodeParams {
   DecodeProblem problem;
-  int32_t groups = 0;        // row groups per warp: a power of two
-  int32_t parts_log2 = 0;    // a state's V rows are split over 2^parts_log2 blocks
-  SmallDivisor heads_per_q;  // state heads that share a q head
+  int32_t groups = 0;              // row groups per warp: a power of two
+  int32_t parts_log2 = 0;          // a state's V rows are split over 2^parts_log2 blocks
+  int32_t tail_log2 = 0;           // the last blocks are split again, so that all SMs end together
+  int64_t tail_block = INT64_MAX;  // the first of them
+  SmallDivisor heads_per_q;        // state heads that share a q head
   SmallDivisor heads_per_k;
   SmallDivisor heads_per_v;
+  int32_t prefetch_groups = 0;  // of each warp, requested before the predecessor ends
+  bool evict_first = false;     // states leave L2 first
 };
 
 }  // namespace gdn
