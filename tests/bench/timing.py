@@ -1,0 +1,75 @@
+"""Timing on one GPU: captured graphs, device events, the host cost of a call, copy bandwidth."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+Step = Callable[[int], None]
+
+
+def capture(step: Step, repeats: int) -> torch.cuda.CUDAGraph:
+    """A graph of step(0) .. step(repeats - 1), replayed once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(repeats):
+            step(i)
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def elapsed_us(work: Callable[[], None]) -> float:
+    """Device time of what `work` enqueues, in microseconds."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) * 1e3
+
+
+def graph_us(contenders: dict[str, Step], repeats: int, rounds: int = 9) -> dict[str, float]:
+    """Microseconds per step of each contender: median of rounds that take the contenders in turn.
+
+    Every step(i) is one call on data set i; `repeats` disjoint sets keep the caches cold. A round
+    replays the graph for at least 2 times `repeats` steps.
+    """
+    graphs = {name: capture(step, repeats) for name, step in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+
+            def replay(graph: torch.cuda.CUDAGraph = graph) -> None:
+                graph.replay()
+                graph.replay()
+
+            times[name].append(elapsed_us(replay) / (2 * repeats))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def host_us(step: Step, calls: int = 200) -> float:
+    """Host microseconds of one eager call, without waiting for the device."""
+    step(0)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        step(0)
+    host = (time.perf_counter() - start) / calls
+    torch.cuda.synchronize()
+    return host * 1e6
+
+
+def copy_bandwidth(gib: int = 2) -> float:
+    """Bytes read plus written per second of a device-to-device copy, the best of five."""
+    source = torch.empty(gib * 1024**3, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    best = 0.0
+    for _ in range(5):
+        us = elapsed_us(lambda: [target.copy_(source) for _ in range(5)] and None)
+        best = max(best, 5 * 2 * source.numel() / us * 1e6)
+    return best
