@@ -19,8 +19,7 @@ struct Strip {
 
 // The triangular solve of a mini-chunk whose tokens all exist and never reset.
 template <int W>
-GDN_INLINE void solve_plain(const MiniChunk& m, const Values& values, int64_t token,
-                            Strip* strip) {
+GDN_INLINE void solve_plain(const MiniChunk& m, const Values& values, int64_t token, Strip* strip) {
 #pragma GCC unroll 2
   for (int w = 0; w < W; ++w) {
     const int left = strip->left - w * kLanes;
@@ -102,8 +101,8 @@ GDN_INLINE void run_pass(const Segment& segment, int n, Requests* requests, Stri
 }
 
 template <int W>
-GDN_INLINE void step_strip(const Segment& segment, int n, const Values& values,
-                           Requests* requests, Strip* strip) {
+GDN_INLINE void step_strip(const Segment& segment, int n, const Values& values, Requests* requests,
+                           Strip* strip) {
   run_pass<W>(segment, n, requests, strip);
   if (n == segment.num_minis) return;
   const MiniChunk& m = segment.minis[n];
@@ -169,8 +168,7 @@ class PrefetchCursor {
 constexpr int kStripV = kWidth * kLanes;
 constexpr int kStrips = 2 * kTileV / kStripV;
 
-void advance(const Segment& segment, const Values& values, const Prefetch& prefetch,
-             float* tiles) {
+void advance(const Segment& segment, const Values& values, const Prefetch& prefetch, float* tiles) {
   const int64_t tile_floats = static_cast<int64_t>(segment.dim_k) * kTileV;
   const int together = segment.dim_k <= 128 ? kStrips : kStrips / 2;
   const int strips_total = (values.dim_v + kStripV - 1) / kStripV;

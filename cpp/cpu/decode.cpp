@@ -47,8 +47,7 @@ void run_unit(const DecodeProblem& p, const Kernels& table, const Split& split, 
   const int64_t offset = unit % split.parts * split.rows;
   const int32_t head = static_cast<int32_t>(unit / split.parts % p.heads.state);
   const int64_t b = unit / split.parts / p.heads.state;
-  const int32_t dim_v =
-      static_cast<int32_t>(std::min<int64_t>(split.rows, p.heads.dim_v - offset));
+  const int32_t dim_v = static_cast<int32_t>(std::min<int64_t>(split.rows, p.heads.dim_v - offset));
   const DecodeRow row = resolve_decode(p, b);
   void* output = writable(p.output, b, head, offset);
   if (!row.live) {
@@ -78,8 +77,8 @@ void launch(const DecodeProblem& p) {
   const int32_t count = thread_count(threads);
   const Split split = split_heads(p, count);
   const int64_t units = p.batch * p.heads.state * split.parts;
-  const int64_t ranges = count == 1 ? std::min<int64_t>(units, 1)
-                                    : std::min(units, kRangesPerThread * count);
+  const int64_t ranges =
+      count == 1 ? std::min<int64_t>(units, 1) : std::min(units, kRangesPerThread * count);
   const Kernels& table = kernels();
   const size_t bytes = 2 * sizeof(float) * p.heads.dim_k;
   std::atomic<bool> out_of_memory{false};

@@ -30,16 +30,16 @@ inline constexpr int kSegmentMinis = static_cast<int>(kChunk) / kMini;
 // take it out of [1/256, 256] (or ends the segment) sets `rescale` and brings it back to 1.
 struct MiniChunk {
   float beta[kMini];
-  float read_k[kMini];         // beta_i c A_i
-  float read_q[kMini];         // c A_i
-  float solve[kMini][kMini];   // beta_i D_ij k_i.k_j, j < i
-  float mix[kMini][kMini];     // D_ij q_i.k_j, j <= i
-  float store[kMini];          // D_3j over the new c
-  float keep;                  // factor of the tile, used if `rescale`
-  int8_t first, last;          // tokens [first, last) exist
-  int8_t reset[kMini];         // latest token <= i before which nothing counts, or -1
+  float read_k[kMini];        // beta_i c A_i
+  float read_q[kMini];        // c A_i
+  float solve[kMini][kMini];  // beta_i D_ij k_i.k_j, j < i
+  float mix[kMini][kMini];    // D_ij q_i.k_j, j <= i
+  float store[kMini];         // D_3j over the new c
+  float keep;                 // factor of the tile, used if `rescale`
+  int8_t first, last;         // tokens [first, last) exist
+  int8_t reset[kMini];        // latest token <= i before which nothing counts, or -1
   bool rescale;
-  bool plain;                  // all tokens exist and none resets
+  bool plain;  // all tokens exist and none resets
 };
 
 // Up to kChunk tokens of one (sequence, head), not crossing an absolute multiple of kChunk.
@@ -60,8 +60,8 @@ struct SegmentInput {
 
 // What `prepare` makes of it, shared by all tiles of the head.
 struct Segment {
-  float* kq;           // [minis][K / 8][2 kMini][8]: rows k_0 .. k_3, q_0 .. q_3, absent tokens 0
-  MiniChunk* minis;    // [minis]
+  float* kq;         // [minis][K / 8][2 kMini][8]: rows k_0 .. k_3, q_0 .. q_3, absent tokens 0
+  MiniChunk* minis;  // [minis]
   int32_t num_minis;
   int32_t dim_k;
   int32_t phase;
@@ -100,16 +100,16 @@ struct StateRows {
 
 // One token on V rows of one state head.
 struct DecodeStep {
-  const void* q;       // [K]
-  const void* k;       // [K]
-  const void* v;       // [V rows]
-  void* output;        // [V rows]
+  const void* q;  // [K]
+  const void* k;  // [K]
+  const void* v;  // [V rows]
+  void* output;   // [V rows]
   DType io;
   float scale, alpha, beta;
-  bool l2norm;         // without rounding
-  StateRows read;      // null data: zero state
-  StateRows write;     // null data: no store
-  float* scratch;      // [2 K]
+  bool l2norm;      // without rounding
+  StateRows read;   // null data: zero state
+  StateRows write;  // null data: no store
+  float* scratch;   // [2 K]
 };
 
 struct Kernels {

@@ -14,8 +14,8 @@ inline int64_t element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 
 inline float from_fp16(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, magnitude = h & 0x7fff;
   if (magnitude >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | magnitude << 13);
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(
-                                         std::bit_cast<float>(magnitude << 13) * 0x1p112f));
+  return std::bit_cast<float>(
+      sign | std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f));
 }
 
 // Element i of an array of any float dtype, as fp32.

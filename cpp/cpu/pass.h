@@ -50,17 +50,16 @@ enum class Update { kNone, kReplace, kAdd, kScaleAdd };
 
 template <int W>
 struct PassInput {
-  float* tile;                   // [K][kTileV], at the strip's first V row
+  float* tile;  // [K][kTileV], at the strip's first V row
   int dim_k;
   const float* old_kq;           // mini-chunk of the update
   const Vec (*weights)[kWidth];  // [kMini][W]
   float keep;
-  const float* new_kq;           // mini-chunk of the dot products
+  const float* new_kq;  // mini-chunk of the dot products
 };
 
 template <int W, Update kUpdate, bool kDots>
-__attribute__((noinline)) void pass(const PassInput<W>& in, Requests* requests,
-                                    Vec (*z)[kWidth]) {
+__attribute__((noinline)) void pass(const PassInput<W>& in, Requests* requests, Vec (*z)[kWidth]) {
   float* tile = in.tile;
   const float* old_kq = in.old_kq;
   const float* new_kq = in.new_kq;
@@ -82,7 +81,7 @@ __attribute__((noinline)) void pass(const PassInput<W>& in, Requests* requests,
 #pragma GCC unroll 9
     for (int t = 0; t <= 8; ++t) {
       if (t < 8) {
-        Vec (&now)[W] = s[t % 2];
+        Vec(&now)[W] = s[t % 2];
 #pragma GCC unroll 2
         for (int w = 0; w < W; ++w) {
           now[w] = kUpdate == Update::kReplace ? Vec{} : load(tile + t * kTileV + w * kLanes);

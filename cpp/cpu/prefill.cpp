@@ -18,10 +18,10 @@ namespace {
 using namespace cpu;
 
 constexpr int64_t kSegmentTokens = kChunk;
-constexpr int64_t kMaxTileBytes = 1 << 20;      // of one task
-constexpr int64_t kSerialElements = 1 << 18;    // tokens H K V below which threads cost more
-constexpr int64_t kTasksPerThread = 4;          // enough for an even load
-constexpr int64_t kTaskTokens = 256;            // of the heads that one task takes together
+constexpr int64_t kMaxTileBytes = 1 << 20;    // of one task
+constexpr int64_t kSerialElements = 1 << 18;  // tokens H K V below which threads cost more
+constexpr int64_t kTasksPerThread = 4;        // enough for an even load
+constexpr int64_t kTaskTokens = 256;          // of the heads that one task takes together
 
 // How V is cut into tasks. Multiples of kTileV: the cut does not change a byte of the result.
 struct Split {

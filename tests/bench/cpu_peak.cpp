@@ -48,8 +48,12 @@ struct Isa {
 
 __attribute__((noipa)) float run_baseline(int rounds) { return fma_chains<4>(rounds); }
 #if defined(__x86_64__)
-__attribute__((noipa, target("avx2,fma"))) float run_avx2(int rounds) { return fma_chains<8>(rounds); }
-__attribute__((noipa, target("avx512f"))) float run_avx512(int rounds) { return fma_chains<16>(rounds); }
+__attribute__((noipa, target("avx2,fma"))) float run_avx2(int rounds) {
+  return fma_chains<8>(rounds);
+}
+__attribute__((noipa, target("avx512f"))) float run_avx512(int rounds) {
+  return fma_chains<16>(rounds);
+}
 #endif
 
 std::vector<Isa> instruction_sets() {
@@ -97,8 +101,8 @@ double memcpy_gb_per_s(int threads) {
   const size_t bytes = size_t{128} << 20;
   std::vector<char> from(bytes, 1), to(bytes, 2);
   const size_t part = bytes / threads;
-  const double seconds = best_seconds(
-      threads, 9, [&](int t) { std::memcpy(&to[t * part], &from[t * part], part); });
+  const double seconds =
+      best_seconds(threads, 9, [&](int t) { std::memcpy(&to[t * part], &from[t * part], part); });
   return 2.0 * part * threads / seconds / 1e9;
 }
 
