@@ -72,7 +72,7 @@ lint() {
 wheel() {
   rm -rf "$work/wheel"
   python -m pip wheel . --no-deps --no-build-isolation --quiet -w "$work/wheel" \
-    --config-settings build-dir="$work/build-wheel"
+    --config-settings build-dir="$work/build-wheel${GDN_PAGED_NO_CUDA:+-cpu}"
   python -m pip install --quiet --no-deps --force-reinstall "$work"/wheel/*.whl
   (cd "$work" && python -m gdn_paged info)
   if [[ -z ${GDN_PAGED_NO_CUDA:-} ]] && command -v nvcc >/dev/null; then
