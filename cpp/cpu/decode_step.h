@@ -45,10 +45,7 @@ GDN_INLINE void decode_rows(const DecodeStep& step, int row, const float* k, con
         sq[r] += s * q8;
       }
     }
-    transpose8(sk);
-    transpose8(sq);
-    const Vec8 zk = ((sk[0] + sk[4]) + (sk[2] + sk[6])) + ((sk[1] + sk[5]) + (sk[3] + sk[7]));
-    const Vec8 zq = ((sq[0] + sq[4]) + (sq[2] + sq[6])) + ((sq[1] + sq[5]) + (sq[3] + sq[7]));
+    const Vec8 zk = sums(sk), zq = sums(sq);
     u = (v - zk * step.alpha) * step.beta;
     output = zq * step.alpha + u * qk;
   }

@@ -12,16 +12,22 @@ void load_tiles(const StateRows& state, float* tiles) {
   const int64_t tile_floats = static_cast<int64_t>(state.dim_k) * kTileV;
   for (int v = 0; v < (state.dim_v + kTileV - 1) / kTileV * kTileV; v += 8) {
     float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
-    const bool absent = state.data == nullptr || v >= state.dim_v;
     for (int k = 0; k < state.dim_k; k += 8) {
-      Vec8 rows[8] = {};
-      if (!absent) {
+      Vec8 columns[8] = {};
+      const int64_t at = static_cast<int64_t>(v) * state.dim_k + k;
+      if (v >= state.dim_v) {
+        // no such rows
+      } else if (state.dtype == DType::kFloat32) {
+        load_columns8(static_cast<const float*>(state.data) + at, state.dim_k, columns);
+      } else {
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
-          rows[i] = read8(state.data, static_cast<int64_t>(v + i) * state.dim_k + k, state.dtype);
+          columns[i] = read8(state.data, at + static_cast<int64_t>(i) * state.dim_k, state.dtype);
         }
-        transpose8(rows);
+        transpose8(columns);
       }
-      for (int i = 0; i < 8; ++i) store8(tile + (k + i) * kTileV, rows[i]);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) store8(tile + (k + i) * kTileV, columns[i]);
     }
   }
 }
@@ -32,8 +38,8 @@ void store_tiles(const float* tiles, const StateRows& state) {
     const float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
     for (int k = 0; k < state.dim_k; k += 8) {
       Vec8 rows[8];
-      for (int i = 0; i < 8; ++i) rows[i] = load8(tile + (k + i) * kTileV);
-      transpose8(rows);
+      load_columns8(tile + k * kTileV, kTileV, rows);
+#pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         write8(state.data, static_cast<int64_t>(v + i) * state.dim_k + k, state.dtype, rows[i]);
       }

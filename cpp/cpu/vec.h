@@ -25,6 +25,7 @@ constexpr int kLanes = 4;
 #endif
 
 using Vec = float __attribute__((vector_size(4 * kLanes)));
+using Vec4 = float __attribute__((vector_size(16)));
 using Vec8 = float __attribute__((vector_size(32)));
 using Int8 = int32_t __attribute__((vector_size(32)));
 using UInt8 = uint32_t __attribute__((vector_size(32)));
@@ -32,6 +33,7 @@ using Half8 = uint16_t __attribute__((vector_size(16)));
 
 // The same types at any element address of any buffer.
 using VecAt = float __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+using Vec4At = float __attribute__((vector_size(16), aligned(4), may_alias));
 using Vec8At = float __attribute__((vector_size(32), aligned(4), may_alias));
 using Half8At = uint16_t __attribute__((vector_size(16), aligned(2), may_alias));
 
@@ -109,27 +111,60 @@ GDN_INLINE Vec8 round8(Vec8 x, DType dtype) {
 }
 
 GDN_INLINE float sum(Vec8 x) {
-  float s[4];
-  for (int i = 0; i < 4; ++i) s[i] = x[i] + x[i + 4];
-  return (s[0] + s[2]) + (s[1] + s[3]);
+  const Vec4 half = __builtin_shufflevector(x, x, 0, 1, 2, 3) +
+                    __builtin_shufflevector(x, x, 4, 5, 6, 7);
+  const Vec4 pair = half + __builtin_shufflevector(half, half, 2, 3, 2, 3);
+  return pair[0] + pair[1];
 }
 
 // rows[i][j] -> rows[j][i]
 GDN_INLINE void transpose8(Vec8 (&r)[8]) {
   Vec8 a[8], b[8];
+#pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
     a[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
     a[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
+#pragma GCC unroll 2
   for (int i = 0; i < 8; i += 4) {
     b[i] = __builtin_shufflevector(a[i], a[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
     b[i + 1] = __builtin_shufflevector(a[i], a[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     b[i + 2] = __builtin_shufflevector(a[i + 1], a[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
     b[i + 3] = __builtin_shufflevector(a[i + 1], a[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
   }
+#pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     r[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
     r[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+
+// Eight sums at once: element i is the sum of x[i].
+GDN_INLINE Vec8 sums(Vec8 (&x)[8]) {
+  transpose8(x);
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+// Columns of an 8 x 8 block of fp32 in memory. The halves of a register come from rows i and i + 4,
+// which the load ports put together; only transpositions of 4 x 4 are left to shuffle.
+GDN_INLINE void load_columns8(const float* p, int64_t row_stride, Vec8 (&columns)[8]) {
+#pragma GCC unroll 2
+  for (int c = 0; c < 8; c += 4) {
+    Vec8 a[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vec4 low = *reinterpret_cast<const Vec4At*>(p + i * row_stride + c);
+      const Vec4 high = *reinterpret_cast<const Vec4At*>(p + (i + 4) * row_stride + c);
+      a[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+    }
+    const Vec8 b0 = __builtin_shufflevector(a[0], a[1], 0, 8, 1, 9, 4, 12, 5, 13);
+    const Vec8 b1 = __builtin_shufflevector(a[0], a[1], 2, 10, 3, 11, 6, 14, 7, 15);
+    const Vec8 b2 = __builtin_shufflevector(a[2], a[3], 0, 8, 1, 9, 4, 12, 5, 13);
+    const Vec8 b3 = __builtin_shufflevector(a[2], a[3], 2, 10, 3, 11, 6, 14, 7, 15);
+    columns[c] = __builtin_shufflevector(b0, b2, 0, 1, 8, 9, 4, 5, 12, 13);
+    columns[c + 1] = __builtin_shufflevector(b0, b2, 2, 3, 10, 11, 6, 7, 14, 15);
+    columns[c + 2] = __builtin_shufflevector(b1, b3, 0, 1, 8, 9, 4, 5, 12, 13);
+    columns[c + 3] = __builtin_shufflevector(b1, b3, 2, 3, 10, 11, 6, 7, 14, 15);
   }
 }
 
