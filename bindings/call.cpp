@@ -1,5 +1,8 @@
 #include "call.h"
 
+#include <cstring>
+#include <iterator>
+
 namespace gdn::python {
 namespace {
 
@@ -87,6 +90,18 @@ CUstream_st* current_stream(const ArrayView& first) {
       "stream: None, and %s on CUDA has no known current stream; expected an int or an object "
       "with __cuda_stream__",
       type_of(first.object).c_str());
+}
+
+// torch.uint8 and the like, looked up once per thread and dtype.
+nb::handle torch_dtype(const char* name) {
+  static const char* const kNames[] = {"uint8", "int32", "int64", "float32"};
+  static thread_local PyObject* dtypes[std::size(kNames)] = {};
+  size_t i = 0;
+  while (std::strcmp(kNames[i], name) != 0) ++i;
+  if (dtypes[i] == nullptr) {
+    dtypes[i] = nb::object(nb::module_::import_("torch").attr(name)).release().ptr();
+  }
+  return dtypes[i];
 }
 
 }  // namespace
@@ -215,16 +230,16 @@ void Call::refuse_grad(const ArrayView& view) {
   }
 }
 
+// On torch's current stream this is one method call; other frameworks and streams go through
+// Python.
 nb::object Call::empty(std::initializer_list<int64_t> shape, const char* dtype) {
-  static PyObject* new_empty = nullptr;
   nb::object dims = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
   Py_ssize_t i = 0;
   for (int64_t dim : shape) PyTuple_SetItem(dims.ptr(), i++, PyLong_FromLongLong(dim));
-  if (first_.framework == Framework::kTorch && dtype == nullptr && !stream_given_) {
-    nb::object array = nb::steal(PyObject_CallMethodObjArgs(
-        first_.object.ptr(), interned(new_empty, "new_empty"), dims.ptr(), nullptr));
-    if (!array.is_valid()) throw nb::python_error();
-    return array;
+  if (first_.framework == Framework::kTorch && !stream_given_) {
+    nb::object new_empty = first_.object.attr("new_empty");
+    if (dtype == nullptr) return new_empty(dims);
+    return new_empty(dims, nb::arg("dtype") = torch_dtype(dtype));
   }
   nb::object dtype_object = dtype ? nb::object(nb::str(dtype)) : nb::none();
   return nb::module_::import_("gdn_paged._frameworks")
