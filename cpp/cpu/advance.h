@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/pass.h"
+#include "cpu/state.h"
 
 namespace gdn::cpu {
 namespace {
@@ -128,20 +129,22 @@ GDN_INLINE void add_values(const Values& values, int64_t token, int64_t row, Req
   }
 }
 
-// Hands out the lines of a Prefetch in equal shares.
-class PrefetchCursor {
+// Hands out background work in equal shares.
+class BackgroundShares {
  public:
-  PrefetchCursor(const Prefetch& prefetch, int steps)
-      : stream_(prefetch.streams), end_(prefetch.streams + prefetch.count) {
+  BackgroundShares(const Background& work, int steps)
+      : stream_(work.streams), end_(work.streams + work.count), store_(work.store) {
+    blocks_ = (store_->blocks() - store_->done + steps - 1) / steps;
     int64_t lines = 0;
-    for (const Prefetch::Stream* s = stream_; s < end_; ++s) {
+    for (const Background::Stream* s = stream_; s < end_; ++s) {
       lines += static_cast<int64_t>(s->rows) * ((s->bytes + kLine - 1) / kLine);
     }
     const int64_t share = (lines + steps - 1) / steps;
     share_ = static_cast<int>(share < kMaxShare ? share : kMaxShare);
   }
 
-  void add(Requests* requests) {
+  void take(Requests* requests) {
+    store_blocks(store_, blocks_);
     for (int n = 0; n < share_ && stream_ < end_; ++n) {
       requests->add(static_cast<const char*>(stream_->base) + row_ * stream_->stride + offset_);
       offset_ += kLine;
@@ -156,8 +159,10 @@ class PrefetchCursor {
  private:
   static constexpr int kLine = 64;
   static constexpr int kMaxShare = Requests::kMax - 2 * kMini;
-  const Prefetch::Stream* stream_;
-  const Prefetch::Stream* end_;
+  const Background::Stream* stream_;
+  const Background::Stream* end_;
+  PendingStore* store_;
+  int64_t blocks_;
   int64_t row_ = 0;
   int32_t offset_ = 0;
   int share_ = 0;
@@ -168,13 +173,14 @@ class PrefetchCursor {
 constexpr int kStripV = kWidth * kLanes;
 constexpr int kStrips = 2 * kTileV / kStripV;
 
-void advance(const Segment& segment, const Values& values, const Prefetch& prefetch, float* tiles) {
+void advance(const Segment& segment, const Values& values, const Background& background,
+             float* tiles) {
   const int64_t tile_floats = static_cast<int64_t>(segment.dim_k) * kTileV;
   const int together = segment.dim_k <= 128 ? kStrips : kStrips / 2;
   const int strips_total = (values.dim_v + kStripV - 1) / kStripV;
   const bool from_zero = segment.minis[0].reset[segment.minis[0].first] >= 0;
   const int passes = segment.num_minis + (from_zero ? 0 : 1);
-  PrefetchCursor cursor(prefetch, strips_total * passes);
+  BackgroundShares shares(background, strips_total * passes);
   Strip strips[kStrips];
   for (int row = 0; row < values.dim_v;) {
     int count = 0;
@@ -186,7 +192,7 @@ void advance(const Segment& segment, const Values& values, const Prefetch& prefe
     for (int n = 0; n <= segment.num_minis; ++n) {
       for (int i = 0; i < count; ++i) {
         Requests requests;
-        if (n > 0 || !from_zero) cursor.add(&requests);
+        if (n > 0 || !from_zero) shares.take(&requests);
         add_values(values, (n + kAhead) * kMini - segment.phase, strips[i].offset, &requests);
         if (kWidth == 1 || strips[i].left > kLanes) {
           step_strip<kWidth>(segment, n, values, &requests, &strips[i]);

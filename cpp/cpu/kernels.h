@@ -77,10 +77,29 @@ struct Values {
   int32_t dim_v;  // V rows of all tiles together, a multiple of 8
 };
 
-// Memory that the task will touch after this segment: token rows of the next one, a page about to
-// be stored. Token rows of one head lie far apart, so no hardware prefetcher sees them coming;
-// `advance` requests them line by line in the shadow of its arithmetic.
-struct Prefetch {
+// V rows of one state head in memory: [dim_v, dim_k], dense.
+struct StateRows {
+  void* data;
+  DType dtype;
+  int32_t dim_k, dim_v;
+};
+
+// A state on its way to memory, in blocks of 8 x 8 elements.
+struct PendingStore {
+  const float* tiles;
+  StateRows to;  // null data: nothing to store
+  int64_t done;  // blocks
+
+  int64_t blocks() const {
+    return to.data == nullptr ? 0 : static_cast<int64_t>(to.dim_v / 8) * (to.dim_k / 8);
+  }
+};
+
+// What `advance` does in the shadow of its arithmetic: it stores the previous head's state, and it
+// requests memory that the task will touch after this segment (token rows of the next one, a page
+// about to be stored). Token rows of one head lie far apart, so no hardware prefetcher sees them
+// coming.
+struct Background {
   struct Stream {
     const void* base;
     int64_t stride;  // bytes from row to row
@@ -89,13 +108,7 @@ struct Prefetch {
   };
   Stream streams[6];
   int32_t count;
-};
-
-// V rows of one state head in memory: [dim_v, dim_k], dense.
-struct StateRows {
-  void* data;
-  DType dtype;
-  int32_t dim_k, dim_v;
+  PendingStore* store;
 };
 
 // One token on V rows of one state head.
@@ -115,9 +128,9 @@ struct DecodeStep {
 struct Kernels {
   const char* isa;
   void (*load_tiles)(const StateRows&, float* tiles);
-  void (*store_tiles)(const float* tiles, const StateRows&);
+  void (*store_blocks)(PendingStore*, int64_t blocks);  // the next `blocks`, or what is left
   void (*prepare)(const SegmentInput&, Segment*);
-  void (*advance)(const Segment&, const Values&, const Prefetch&, float* tiles);
+  void (*advance)(const Segment&, const Values&, const Background&, float* tiles);
   void (*decode)(const DecodeStep&);
 };
 

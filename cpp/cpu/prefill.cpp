@@ -40,23 +40,25 @@ Split split_heads(const PrefillProblem& p, int32_t threads) {
           .parts = static_cast<int32_t>((tiles + per_task - 1) / per_task)};
 }
 
-// Scratch of one task.
+// Scratch of one task. Two sets of tiles: one head's is stored while the next one's advances.
 struct Buffers {
-  float* tiles;
+  float* tiles[2];
   float* kq;
   MiniChunk* minis;
   float* alpha;  // [kSegmentTokens]
   float* beta;
 
   static size_t bytes(const Heads& heads, const Split& split) {
-    const size_t floats = static_cast<size_t>(heads.dim_k) * split.rows +
+    const size_t floats = 2 * static_cast<size_t>(heads.dim_k) * split.rows +
                           static_cast<size_t>(heads.dim_k) * 2 * kSegmentTokens +
                           2 * kSegmentTokens;
     return floats * sizeof(float) + kSegmentMinis * sizeof(MiniChunk);
   }
   Buffers(void* base, const Heads& heads, const Split& split) {
-    tiles = static_cast<float*>(base);
-    kq = tiles + static_cast<int64_t>(heads.dim_k) * split.rows;
+    const int64_t tile_floats = static_cast<int64_t>(heads.dim_k) * split.rows;
+    tiles[0] = static_cast<float*>(base);
+    tiles[1] = tiles[0] + tile_floats;
+    kq = tiles[1] + tile_floats;
     alpha = kq + static_cast<int64_t>(heads.dim_k) * 2 * kSegmentTokens;
     beta = alpha + kSegmentTokens;
     minis = reinterpret_cast<MiniChunk*>(beta + kSegmentTokens);
@@ -91,12 +93,12 @@ struct Task {
     }
   }
 
-  void store(const Buffers& b, const StateRows& to) const {
-    if (to.data != nullptr) kernels.store_tiles(b.tiles, to);
+  void finish(PendingStore* pending) const {
+    kernels.store_blocks(pending, pending->blocks());
   }
 
   void run_segment(const Buffers& b, int32_t head, int64_t done, int32_t tokens,
-                   const Prefetch& next) const {
+                   const Background& background) const {
     const int64_t token = sequence.begin + done;
     for (int32_t t = 0; t < tokens; ++t) {
       b.alpha[t] = read_alpha(p.gates, token + t, head);
@@ -125,19 +127,21 @@ struct Task {
                      .tokens_left = sequence.length - done,
                      .io = p.io,
                      .dim_v = dim_v},
-                    next, b.tiles);
+                    background, tiles_of(b, head));
   }
+
+  static float* tiles_of(const Buffers& b, int32_t head) { return b.tiles[head % 2]; }
 
   bool reads_state() const { return p.initial && sequence.read_row >= 0; }
 
   // What `head` touches after its tokens up to `done`, or the next head when it is through.
-  Prefetch upcoming(int32_t head, int64_t done, const StateRows& to_store) const {
-    Prefetch prefetch{};
+  Background upcoming(int32_t head, int64_t done, const StateRows& to_store) const {
+    Background work{};
     const auto add = [&](const void* base, int64_t stride, int64_t count, int32_t elements,
                          DType dtype) {
       if (base == nullptr) return;
       const int64_t bytes = element_bytes(dtype);
-      prefetch.streams[prefetch.count++] = {.base = base,
+      work.streams[work.count++] = {.base = base,
                                             .stride = stride * bytes,
                                             .rows = static_cast<int32_t>(count),
                                             .bytes = static_cast<int32_t>(elements * bytes)};
@@ -146,24 +150,26 @@ struct Task {
     add(to_store.data, heads.dim_k, dim_v, heads.dim_k, to_store.dtype);
     const bool next_head = done == sequence.length;
     if (next_head) {
-      if (++head == end_head) return prefetch;
+      if (++head == end_head) return work;
       done = 0;
     }
     const int64_t token = sequence.begin + done, tokens = segment_length(sequence, done);
     add(address(p.q, token, heads.q_of(head)), p.q.row_stride, tokens, heads.dim_k, p.io);
     add(address(p.k, token, heads.k_of(head)), p.k.row_stride, tokens, heads.dim_k, p.io);
-    if (!next_head) return prefetch;
+    if (!next_head) return work;
     const int64_t first = std::min<int64_t>(tokens, 2 * kMini);
     add(address(p.v, token, heads.v_of(head), offset), p.v.row_stride, first, dim_v, p.io);
     add(address(p.output, token, head, offset), p.output.row_stride, first, dim_v, p.io);
     const StateRows from = rows(p.initial, sequence.read_row, head);
     add(from.data, heads.dim_k, dim_v, heads.dim_k, from.dtype);
-    return prefetch;
+    return work;
   }
 
-  void run_head(const Buffers& b, int32_t head) const {
+  // Advances one head; its final state stays in its tiles as the next pending store.
+  void run_head(const Buffers& b, int32_t head, PendingStore* pending) const {
     const Sequence& s = sequence;
-    if (reads_state()) kernels.load_tiles(rows(p.initial, s.read_row, head), b.tiles);
+    float* tiles = tiles_of(b, head);
+    if (reads_state()) kernels.load_tiles(rows(p.initial, s.read_row, head), tiles);
     int64_t checkpoint = 0;
     for (int64_t done = 0; done < s.length;) {
       const int64_t tokens = segment_length(s, done), end = done + tokens;
@@ -173,12 +179,22 @@ struct Task {
         to_store = rows(p.checkpoints, row, head);
       }
       const StateRows final_store = rows(p.output_state, end == s.length ? s.write_row : -1, head);
-      const StateRows& either = to_store.data != nullptr ? to_store : final_store;
-      run_segment(b, head, done, static_cast<int32_t>(tokens), upcoming(head, end, either));
-      store(b, to_store);
-      store(b, final_store);
+      Background work =
+          upcoming(head, end, to_store.data != nullptr ? to_store : final_store);
+      work.store = pending;
+      run_segment(b, head, done, static_cast<int32_t>(tokens), work);
+      finish(pending);
+      *pending = {.tiles = tiles, .to = to_store, .done = 0};
+      if (end < s.length || final_store.data != nullptr) finish(pending);
+      if (final_store.data != nullptr) *pending = {.tiles = tiles, .to = final_store, .done = 0};
       done = end;
     }
+  }
+
+  void run(const Buffers& b, int32_t first_head) const {
+    PendingStore pending{};
+    for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, &pending);
+    finish(&pending);
   }
 };
 
@@ -224,9 +240,7 @@ void launch(const PrefillProblem& p) {
       out_of_memory = true;
       return;
     }
-    for (int32_t h = head; h < task.end_head; ++h) {
-      task.run_head(Buffers(base, p.heads, split), h);
-    }
+    task.run(Buffers(base, p.heads, split), head);
   });
   if (out_of_memory) throw Error(GDN_INTERNAL, "out of host memory: %zu bytes of scratch", bytes);
 }

@@ -32,18 +32,27 @@ void load_tiles(const StateRows& state, float* tiles) {
   }
 }
 
-void store_tiles(const float* tiles, const StateRows& state) {
-  const int64_t tile_floats = static_cast<int64_t>(state.dim_k) * kTileV;
-  for (int v = 0; v < state.dim_v; v += 8) {
-    const float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
-    for (int k = 0; k < state.dim_k; k += 8) {
-      Vec8 rows[8];
-      load_columns8(tile + k * kTileV, kTileV, rows);
+void store_blocks(PendingStore* pending, int64_t blocks) {
+  const StateRows& to = pending->to;
+  const int64_t left = pending->blocks() - pending->done;
+  const int64_t end = pending->done + (blocks < left ? blocks : left);
+  if (end == pending->done) return;
+  const int64_t tile_floats = static_cast<int64_t>(to.dim_k) * kTileV;
+  const int per_row = to.dim_k / 8;
+  int v = static_cast<int>(pending->done / per_row) * 8;
+  int k = static_cast<int>(pending->done % per_row) * 8;
+  for (; pending->done < end; ++pending->done) {
+    Vec8 rows[8];
+    load_columns8(pending->tiles + v / kTileV * tile_floats + v % kTileV + k * kTileV, kTileV,
+                  rows);
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) {
-        write8(state.data, static_cast<int64_t>(v + i) * state.dim_k + k, state.dtype, rows[i]);
-      }
+    for (int i = 0; i < 8; ++i) {
+      write8(to.data, static_cast<int64_t>(v + i) * to.dim_k + k, to.dtype, rows[i]);
     }
+    k += 8;
+    if (k < to.dim_k) continue;
+    k = 0;
+    v += 8;
   }
 }
 
