@@ -150,6 +150,23 @@ class Decode:
         return _cast(self, io, ("q", "k", "v"))
 
 
+def as_prefill(call: Decode, rows: PageTable | Slots, norm=lambda x: x) -> Prefill:
+    """The rows of a decode call as the tokens of a prefill; `norm` stands for its q/k norm."""
+    return Prefill(
+        norm(call.q),
+        norm(call.k),
+        call.v,
+        rows,
+        call.a,
+        call.b,
+        call.scale,
+        gate="raw",
+        A_log=call.A_log,
+        dt_bias=call.dt_bias,
+        beta_is_logit=True,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """Calls that run one after the other on one pool, and how their results are compared.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calls import DecodeSlots, Prefill, page_table, rounded
+from calls import DecodeSlots, as_prefill, page_table, rounded
 from cases import U, make_decode, make_pool, make_prefill, uniform
 from compare import bars, relative_error
 from oracle import Oracle
@@ -86,28 +86,12 @@ def test_16_bit_pools_round_every_step(target):
         assert relative_error(target.values(view), truth) <= 4e-3
 
 
-def as_prefill(call, oracle, rows) -> Prefill:
-    """The decode steps of one sequence as one prefill with raw gates and normalised q and k."""
-    return Prefill(
-        oracle.l2norm(call.q),
-        oracle.l2norm(call.k),
-        call.v,
-        rows,
-        call.a,
-        call.b,
-        gate="raw",
-        A_log=call.A_log,
-        dt_bias=call.dt_bias,
-        beta_is_logit=True,
-    )
-
-
 def test_decode_chain_equals_prefill(target):
     """130 steps across two page ends against one prefill of 130 tokens."""
     call, ids, rows = steps_of(453, 130), [3, 1, 0], make_pool(453, 4, 2)
     io = "fp32" if target.device == "cpu" else "bf16"
     out, _, view, _ = decode_chain(target, call, ids, 30, 130, rows, io)
-    prefill = as_prefill(call, Oracle(), page_table(64, (ids, 30, 160)))
+    prefill = as_prefill(call, page_table(64, (ids, 30, 160)), Oracle().l2norm)
     pool = target.pool(rows).view
     got = target.values(target.prefill(prefill, pool, io))
     allowed = bars(target.device, io)
@@ -137,7 +121,7 @@ def test_one_token_tail(target, decode_too):
         if decode_too:
             out = target.values(target.decode(replace(call, rows=table), pool, io))[:, 0]
         else:
-            out = target.values(target.prefill(as_prefill(call, Oracle(), table), pool, io))
+            out = target.values(target.prefill(as_prefill(call, table, Oracle().l2norm), pool, io))
         truth = rows.copy()
         step = page_table(64, ([3, 1], total - 1, total), decode=True)
         expected = Oracle().decode(replace(call, rows=step).cast(io), truth)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calls import Decode, Prefill, page_table, rounded
+from calls import Decode, Prefill, as_prefill, page_table, rounded
 from cases import CASES, U, chain, make_decode, make_pool, make_prefill, single_key
 from chunk_form import ChunkForm
 from compare import relative_error, truth_of
@@ -88,20 +88,9 @@ def test_pure_decay():
 def test_decode_equals_a_prefill_of_one_token():
     oracle, table = Oracle(), page_table(64, ([0, 1], 64, 65), ([2], 7, 8), decode=True)
     call = make_decode(31, table, dim=64)
-    as_prefill = Prefill(
-        oracle.l2norm(call.q),
-        oracle.l2norm(call.k),
-        call.v,
-        page_table(64, ([0, 1], 64, 65), ([2], 7, 8)),
-        call.a,
-        call.b,
-        gate="raw",
-        A_log=call.A_log,
-        dt_bias=call.dt_bias,
-        beta_is_logit=True,
-    )
+    prefill = as_prefill(call, page_table(64, ([0, 1], 64, 65), ([2], 7, 8)), oracle.l2norm)
     pools = [make_pool(31, 3, 4) for _ in range(2)]
-    assert np.array_equal(oracle.decode(call, pools[0]), oracle.prefill(as_prefill, pools[1]))
+    assert np.array_equal(oracle.decode(call, pools[0]), oracle.prefill(prefill, pools[1]))
     assert np.array_equal(*pools)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calls import Prefill, page_table
+from calls import Prefill, as_prefill, page_table
 from cases import chain
 from compare import bars, relative_error, untouched_rows
 from oracle import Oracle
@@ -156,19 +156,7 @@ def test_decode_chain_equals_prefill(target, data, steps, start):
         step = replace(call, rows=table, l2norm=False, **{x: y[t : t + 1] for x, y in grow.items()})
         outs.append(target.values(target.decode(step, pools[0], io))[:, 0])
     table = page_table(64, (ids[: -(-total // 64)], start, total))
-    whole = Prefill(
-        grow["q"],
-        grow["k"],
-        grow["v"],
-        table,
-        grow["a"],
-        grow["b"],
-        call.scale,
-        "raw",
-        call.A_log,
-        call.dt_bias,
-        beta_is_logit=True,
-    )
+    whole = as_prefill(replace(call, **grow), table)
     out = target.values(target.prefill(whole, pools[1], io))
     allowed = bars(target.device, io)
     error = relative_error(np.concatenate(outs), out, FLOOR[target.device])
