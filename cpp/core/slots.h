@@ -63,8 +63,8 @@ GDN_HOST_DEVICE inline bool valid_page(int64_t id, int64_t num_pages) {
   return id >= -1 && id < num_pages;
 }
 
-// The page rules. A sequence without new tokens, with an empty page list or with a broken table is
-// dead (prefix -1). Pages that this call does not touch are not looked at.
+// The page rules. A sequence with an empty page list or with a broken table is dead (prefix -1).
+// Pages that this call does not touch are not looked at.
 GDN_HOST_DEVICE inline PrefillSlots prefill_slots(const PageTable& table, int64_t num_pages,
                                                   int64_t b, int64_t length) {
   PrefillSlots slots;

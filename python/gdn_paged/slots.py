@@ -12,8 +12,8 @@ from ._unbacked import registered
 class GDNPagedPrefillSlots(NamedTuple, Generic[A]):
     """Pool rows of a prefill step, int32 ``[num_seqs]`` each.
 
-    A sequence without new tokens, with an empty page list or with a broken table has a
-    ``prefix_lens`` of -1 and stores nothing.
+    A sequence with an empty page list or with a broken table has a ``prefix_lens`` of -1 and stores
+    nothing; one without new tokens stores nothing either.
     """
 
     state_indices: A
