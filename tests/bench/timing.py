@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -22,32 +23,36 @@ def capture(step: Step, repeats: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def elapsed_us(work: Callable[[], None]) -> float:
-    """Device time of what `work` enqueues, in microseconds."""
+def elapsed_us(work: Callable[[], object], times: int) -> float:
+    """Device time of what `times` calls of `work` enqueue, in microseconds."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    work()
+    for _ in range(times):
+        work()
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) * 1e3
 
 
-def graph_us(contenders: dict[str, Step], repeats: int, rounds: int = 9) -> dict[str, float]:
+def graph_us(
+    contenders: dict[str, Step], repeats: int, rounds: int = 5, round_ms: float = 20.0
+) -> dict[str, float]:
     """Microseconds per step of each contender: median of rounds that take the contenders in turn.
 
     Every step(i) is one call on data set i; `repeats` disjoint sets keep the caches cold. A round
-    replays the graph for at least 2 times `repeats` steps.
+    replays each graph for at least `round_ms`, so that the gap before the first replay is small.
     """
     graphs = {name: capture(step, repeats) for name, step in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(rounds):
+    replays = dict.fromkeys(graphs, 2)
+    for turn in range(rounds + 1):
         for name, graph in graphs.items():
-
-            def replay(graph: torch.cuda.CUDAGraph = graph) -> None:
-                graph.replay()
-                graph.replay()
-
-            times[name].append(elapsed_us(replay) / (2 * repeats))
+            count = replays[name]
+            us = elapsed_us(graph.replay, count)
+            if turn == 0:  # warm-up: how many replays make a round
+                replays[name] = max(2, math.ceil(round_ms * 1e3 * count / us))
+            else:
+                times[name].append(us / (count * repeats))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -70,6 +75,6 @@ def copy_bandwidth(gib: int = 2) -> float:
     target.copy_(source)
     best = 0.0
     for _ in range(5):
-        us = elapsed_us(lambda: [target.copy_(source) for _ in range(5)] and None)
+        us = elapsed_us(lambda: target.copy_(source), 5)
         best = max(best, 5 * 2 * source.numel() / us * 1e6)
     return best

@@ -1,11 +1,8 @@
 // The decode row "cuda": what it serves and how a launch is cut.
-#include <algorithm>
-
 #include "core/kernel.h"
 #include "cuda/common/device.h"
 #include "cuda/common/launch.h"
-#include "cuda/decode/decode.cuh"
-#include "cuda/decode/decode_bulk.cuh"
+#include "cuda/decode/cut.h"
 
 namespace gdn {
 namespace {
@@ -34,84 +31,18 @@ const char* refuse(const DecodeProblem& p) {
   return nullptr;
 }
 
-// How a launch is cut.
-struct Cut {
-  bool bulk = false;
-  int32_t groups = 0;           // per warp
-  int32_t blocks_per_sm = 0;    // bulk: how many at a time; 0: as many as fit
-  int32_t prefetch_groups = 0;  // per warp
-  bool evict_first = true;
-  bool split_tail = false;
-};
-
-// NOTE: measured on H200 (132 SMs), where the device memory of all states counts per SM.
-constexpr int64_t KiB = 1024;
-
 template <class State, int kDim>
-struct Kernels {
-  using Stream = StreamTraits<State, kDim>;
-  using Bulk = BulkTraits<State, kDim>;
-  static constexpr int64_t kStateBytes = sizeof(State) * Bulk::kHead;
-  static constexpr bool kWide = sizeof(State) == 4;
-
-  // Enough blocks for every SM; beyond that, as few as possible share the work of a state.
-  static Cut cut_for_registers(int64_t states, const DeviceInfo& device) {
-    const int64_t wanted_blocks = int64_t{device.num_sms} * (kWide ? 16 : 2);
-    Cut cut{.groups = Stream::kMaxGroups};
-    while (cut.groups > 1 && states * (Stream::kMaxGroups / cut.groups) < wanted_blocks) {
-      cut.groups /= 2;
-    }
-    if (!kWide && states * Stream::kMaxGroups > device.num_sms && cut.groups < Stream::kTile) {
-      cut.groups = Stream::kTile;
-    }
-    cut.prefetch_groups = cut.groups;
-    return cut;
-  }
-
-  static Cut choose(int64_t states, const DeviceInfo& device) {
-    const int64_t bytes_per_sm = states * kStateBytes / device.num_sms;
-    const bool few = bytes_per_sm < 62 * KiB;
-    if (few || device.compute_capability < kBulkCapability) {
-      return cut_for_registers(states, device);
-    }
-    if (kWide && bytes_per_sm >= 500 * KiB && bytes_per_sm < 1000 * KiB) {
-      return {.groups = 2};
-    }
-    // Blocks of 32 KB, four at a time: 17 MB in work on the whole GPU.
-    Cut cut{.bulk = true, .groups = Bulk::kMaxGroups, .prefetch_groups = 2};
-    while (cut.groups > Bulk::kTile && kStateBytes * cut.groups / Bulk::kMaxGroups > 32 * KiB) {
-      cut.groups /= 2;
-    }
-    int64_t block_bytes = kStateBytes * cut.groups / Bulk::kMaxGroups;
-    int64_t window = 128 * KiB;
-    cut.evict_first = bytes_per_sm < 750 * KiB;
-    if (kWide && bytes_per_sm >= 125 * KiB && bytes_per_sm < 500 * KiB) {
-      cut.groups = Bulk::kMaxGroups;
-      block_bytes = kStateBytes;
-    } else if (kWide && bytes_per_sm >= 1500 * KiB) {
-      cut.prefetch_groups = cut.groups;
-      window = 96 * KiB;
-    } else {
-      cut.split_tail = bytes_per_sm >= 500 * KiB;
-    }
-    cut.blocks_per_sm = static_cast<int32_t>(window / block_bytes);
-    return cut;
-  }
-
-  // Shared memory of a bulk block, padded so that no more than the wanted blocks share an SM.
-  static size_t shared_bytes(const Cut& cut, const DeviceInfo& device) {
-    const int64_t reserve = 2 * KiB + sizeof(DecodeShared<Bulk>);
-    const int64_t needed = kStateBytes * cut.groups / Bulk::kMaxGroups;
-    const int64_t padded = device.shared_bytes_per_sm / cut.blocks_per_sm - reserve;
-    const int64_t largest = device.max_shared_bytes - reserve;
-    return static_cast<size_t>(std::max(needed, std::min(padded, largest)));
-  }
+struct Kernels : DecodeCuts<State, kDim> {
+  using Cuts = DecodeCuts<State, kDim>;
+  using typename Cuts::Bulk;
+  using typename Cuts::Stream;
+  using typename Cuts::Tiny;
 
   static DecodeParams make_params(const DecodeProblem& p, const Cut& cut,
                                   const DeviceInfo& device) {
     const Heads& heads = p.heads;
     DecodeParams params{.problem = p, .groups = cut.groups, .evict_first = cut.evict_first};
-    while (cut.groups << params.parts_log2 < Stream::kMaxGroups) ++params.parts_log2;
+    while (cut.groups << params.parts_log2 < Cuts::kMaxGroups) ++params.parts_log2;
     if (cut.split_tail && cut.groups > Bulk::kTile) {
       params.tail_log2 = 1;
       params.tail_block = (p.batch * heads.state - device.num_sms) << params.parts_log2;
@@ -129,25 +60,34 @@ struct Kernels {
   static void launch_for(const DecodeProblem& p) {
     const DeviceInfo& device = device_info(p.device.id);
     const int64_t states = p.batch * p.heads.state;
-    const Cut cut = choose(states, device);
+    const Cut cut = Cuts::choose(states, device);
     const DecodeParams params = make_params(p, cut, device);
     int64_t blocks = states << params.parts_log2;
     if (params.tail_log2 > 0) {
       blocks = params.tail_block + ((blocks - params.tail_block) << params.tail_log2);
     }
-    launch(cut.bulk ? decode_bulk_kernel<Bulk> : decode_kernel<Stream>,
+    launch(kernel_of(cut.kernel),
            {.blocks = blocks,
             .threads = Stream::kThreads,
-            .shared_bytes = cut.bulk ? shared_bytes(cut, device) : 0,
+            .shared_bytes = cut.kernel == Kernel::kBulk ? Cuts::shared_bytes(cut, device) : 0,
             .stream = p.device.stream,
             .early_start = device.has_dependent_launch()},
            params, "decode");
   }
 
+  static void (*kernel_of(Kernel kernel))(DecodeParams) {
+    switch (kernel) {
+      case Kernel::kTiny: return decode_kernel<Tiny>;
+      case Kernel::kStream: return decode_kernel<Stream>;
+      default: return decode_bulk_kernel<Bulk>;
+    }
+  }
+
   static void load(const DeviceInfo& device) {
-    load_kernel(decode_kernel<Stream>, "decode");
-    load_kernel(decode_bulk_kernel<Bulk>, "decode",
-                shared_bytes({.groups = Bulk::kMaxGroups, .blocks_per_sm = 1}, device));
+    load_kernel(kernel_of(Kernel::kTiny), "decode");
+    load_kernel(kernel_of(Kernel::kStream), "decode");
+    load_kernel(kernel_of(Kernel::kBulk), "decode",
+                Cuts::shared_bytes({.groups = Cuts::kMaxGroups, .blocks_per_sm = 1}, device));
   }
 };
 

@@ -13,9 +13,9 @@
 
 namespace gdn {
 
-template <class State_, int kDim_>
+template <class State_, int kDim_, int kTile_>
 struct StreamTraits : DecodeTraits<State_, kDim_> {
-  static constexpr int kTile = 2;  // groups in one step
+  static constexpr int kTile = kTile_;  // groups in one step
   static constexpr int kBlocksPerSm = 4;
 };
 
@@ -26,10 +26,9 @@ struct StateTile {
   uint4 vectors[Traits::kTile][Traits::kVectors];
 
   __device__ __forceinline__ void load(const Streaming& streaming,
-                                       const typename Traits::State* from, int groups) {
+                                       const typename Traits::State* from) {
 #pragma unroll
     for (int t = 0; t < Traits::kTile; ++t) {
-      if (t >= groups) break;
 #pragma unroll
       for (int j = 0; j < Traits::kVectors; ++j) {
         vectors[t][j] = streaming.load(from + t * Traits::kGroup + j * kStride);
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   const bool reads = rows.read_row >= 0, writes = rows.write_row >= 0;
   const Streaming streaming(p.evict_first);
   Tile next;
-  if (reads) next.load(streaming, from, at.groups);
+  if (reads) next.load(streaming, from);
 
   share_operands(shared, problem, operands);
   const DecodeHead<Traits> head(shared, problem);
@@ -80,10 +79,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   for (int g = 0; g < at.groups; g += kTile) {
     Tile tile = next;
     from += kTile * Traits::kGroup;
-    if (reads) next.load(streaming, from, at.groups - g - kTile);
+    if (reads && g + kTile < at.groups) next.load(streaming, from);
 #pragma unroll
     for (int t = 0; t < kTile; ++t) {
-      if (g + t >= at.groups) break;
       const float row_v = __shfl_sync(kFullWarp, own_v, g + t, Traits::kLanes);
       const float o =
           starts_at_zero ? head.start(row_v, tile.vectors[t]) : head.update(row_v, tile.vectors[t]);

@@ -26,15 +26,18 @@ template <class Traits>
 struct WarpRows {
   using State = typename Traits::State;
   static constexpr int kCopy = Traits::kTile * Traits::kGroup;  // elements
+  static constexpr int kMaxCopies = Traits::kMaxGroups / Traits::kTile;
   State* rows;
   uint64_t* barriers;
   int copies;
 
   __device__ __forceinline__ void init() const {
-    for (int c = 0; c < copies; ++c) barrier_init(barriers + c);
+#pragma unroll
+    for (int c = 0; c < kMaxCopies; ++c) barrier_init(barriers + c);
     barrier_init_fence();
   }
   __device__ __forceinline__ void load_all(const State* from, uint64_t policy) const {
+#pragma unroll 1
     for (int c = 0; c < copies; ++c) {
       barrier_expect(barriers + c, kCopy * sizeof(State));
       bulk_load(rows + c * kCopy, from + c * kCopy, kCopy * sizeof(State), barriers + c, policy);
@@ -53,7 +56,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   constexpr int kTile = Traits::kTile;
   extern __shared__ __align__(128) unsigned char states[];
   __shared__ DecodeShared<Traits> shared;
-  __shared__ uint64_t barriers[Traits::kWarps][Traits::kMaxGroups / kTile];
+  __shared__ uint64_t barriers[Traits::kWarps][WarpRows<Traits>::kMaxCopies];
   const DecodeProblem& problem = p.problem;
 
   // Addresses need no memory: they are ready when the predecessor is done.
