@@ -18,10 +18,11 @@ namespace {
 using namespace cpu;
 
 constexpr int64_t kSegmentTokens = kChunk;
-constexpr int64_t kMaxTileBytes = 1 << 20;    // of one task
+constexpr int64_t kMaxTileBytes = 1 << 19;    // of one head in a task
 constexpr int64_t kSerialElements = 1 << 18;  // tokens H K V below which threads cost more
 constexpr int64_t kTasksPerThread = 4;        // enough for an even load
-constexpr int64_t kTaskTokens = 256;          // of the heads that one task takes together
+constexpr int64_t kHeadsInFlight = 4;         // of one task, segment by segment
+constexpr int64_t kShortHeads = 16;           // the same, of sequences inside one segment
 
 // How V is cut into tasks. Multiples of kTileV: the cut does not change a byte of the result.
 struct Split {
@@ -40,29 +41,30 @@ Split split_heads(const PrefillProblem& p, int32_t threads) {
           .parts = static_cast<int32_t>((tiles + per_task - 1) / per_task)};
 }
 
-// Scratch of one task. Two sets of tiles: one head's is stored while the next one's advances.
+// Scratch of one task.
 struct Buffers {
-  float* tiles[2];
+  float* tiles;  // [kHeadsInFlight][tile_floats]
   float* kq;
   MiniChunk* minis;
   float* alpha;  // [kSegmentTokens]
   float* beta;
+  int64_t tile_floats;
 
   static size_t bytes(const Heads& heads, const Split& split) {
-    const size_t floats = 2 * static_cast<size_t>(heads.dim_k) * split.rows +
+    const size_t floats = static_cast<size_t>(heads.dim_k) * split.rows * kHeadsInFlight +
                           static_cast<size_t>(heads.dim_k) * 2 * kSegmentTokens +
                           2 * kSegmentTokens;
     return floats * sizeof(float) + kSegmentMinis * sizeof(MiniChunk);
   }
   Buffers(void* base, const Heads& heads, const Split& split) {
-    const int64_t tile_floats = static_cast<int64_t>(heads.dim_k) * split.rows;
-    tiles[0] = static_cast<float*>(base);
-    tiles[1] = tiles[0] + tile_floats;
-    kq = tiles[1] + tile_floats;
+    tiles = static_cast<float*>(base);
+    tile_floats = static_cast<int64_t>(heads.dim_k) * split.rows;
+    kq = tiles + tile_floats * kHeadsInFlight;
     alpha = kq + static_cast<int64_t>(heads.dim_k) * 2 * kSegmentTokens;
     beta = alpha + kSegmentTokens;
     minis = reinterpret_cast<MiniChunk*>(beta + kSegmentTokens);
   }
+  float* tiles_of(int32_t head) const { return tiles + head % kHeadsInFlight * tile_floats; }
 };
 
 // Tokens from `done` on that share a segment: up to the next absolute multiple of kSegmentTokens.
@@ -77,7 +79,7 @@ struct Task {
   Sequence sequence;
   int64_t offset;
   int32_t dim_v;
-  int32_t end_head;
+  int32_t first_head, end_head;
 
   StateRows rows(const Pool& pool, int64_t row, int32_t head) const {
     return {.data = state_address(pool, p.heads, row, head, offset),
@@ -127,82 +129,85 @@ struct Task {
                      .tokens_left = sequence.length - done,
                      .io = p.io,
                      .dim_v = dim_v},
-                    background, tiles_of(b, head));
+                    background, b.tiles_of(head));
   }
-
-  static float* tiles_of(const Buffers& b, int32_t head) { return b.tiles[head % 2]; }
 
   bool reads_state() const { return p.initial && sequence.read_row >= 0; }
 
-  // What `head` touches after its tokens up to `done`, or the next head when it is through.
-  Background upcoming(int32_t head, int64_t done, const StateRows& to_store) const {
+  // What the task touches after `head`'s tokens up to `end`: the state it stores then, and the
+  // tokens of the next head or, after the last one, of the next segment.
+  Background upcoming(int32_t head, int64_t done, int64_t end, const StateRows& to_store) const {
     Background work{};
     const auto add = [&](const void* base, int64_t stride, int64_t count, int32_t elements,
                          DType dtype) {
       if (base == nullptr) return;
       const int64_t bytes = element_bytes(dtype);
       work.streams[work.count++] = {.base = base,
-                                            .stride = stride * bytes,
-                                            .rows = static_cast<int32_t>(count),
-                                            .bytes = static_cast<int32_t>(elements * bytes)};
+                                    .stride = stride * bytes,
+                                    .rows = static_cast<int32_t>(count),
+                                    .bytes = static_cast<int32_t>(elements * bytes)};
     };
     const Heads& heads = p.heads;
     add(to_store.data, heads.dim_k, dim_v, heads.dim_k, to_store.dtype);
-    const bool next_head = done == sequence.length;
-    if (next_head) {
-      if (++head == end_head) return work;
-      done = 0;
+    if (++head == end_head) {
+      head = first_head;
+      done = end;
+      if (done == sequence.length) return work;
     }
     const int64_t token = sequence.begin + done, tokens = segment_length(sequence, done);
+    const int64_t first = std::min<int64_t>(tokens, 2 * kMini);  // `advance` looks that far ahead
     add(address(p.q, token, heads.q_of(head)), p.q.row_stride, tokens, heads.dim_k, p.io);
     add(address(p.k, token, heads.k_of(head)), p.k.row_stride, tokens, heads.dim_k, p.io);
-    if (!next_head) return work;
-    const int64_t first = std::min<int64_t>(tokens, 2 * kMini);
     add(address(p.v, token, heads.v_of(head), offset), p.v.row_stride, first, dim_v, p.io);
     add(address(p.output, token, head, offset), p.output.row_stride, first, dim_v, p.io);
+    if (done > 0) return work;
     const StateRows from = rows(p.initial, sequence.read_row, head);
     add(from.data, heads.dim_k, dim_v, heads.dim_k, from.dtype);
     return work;
   }
 
-  // Advances one head; its final state stays in its tiles as the next pending store.
-  void run_head(const Buffers& b, int32_t head, PendingStore* pending) const {
-    const Sequence& s = sequence;
-    float* tiles = tiles_of(b, head);
-    if (reads_state()) kernels.load_tiles(rows(p.initial, s.read_row, head), tiles);
-    int64_t checkpoint = 0;
-    for (int64_t done = 0; done < s.length;) {
-      const int64_t tokens = segment_length(s, done), end = done + tokens;
-      StateRows to_store{};
-      if (p.checkpoint_every > 0 && (s.prefix + end) % p.checkpoint_every == 0) {
-        const int64_t row = p.checkpoints ? checkpoint_row(p, s, checkpoint++) : -1;
-        to_store = rows(p.checkpoints, row, head);
-      }
-      const StateRows final_store = rows(p.output_state, end == s.length ? s.write_row : -1, head);
-      Background work =
-          upcoming(head, end, to_store.data != nullptr ? to_store : final_store);
-      work.store = pending;
-      run_segment(b, head, done, static_cast<int32_t>(tokens), work);
-      finish(pending);
-      *pending = {.tiles = tiles, .to = to_store, .done = 0};
-      if (end < s.length || final_store.data != nullptr) finish(pending);
-      if (final_store.data != nullptr) *pending = {.tiles = tiles, .to = final_store, .done = 0};
-      done = end;
+  // Advances the segment [done, end) of one head and leaves its last store pending.
+  void run_head(const Buffers& b, int32_t head, int64_t done, int64_t end, int64_t page,
+                PendingStore* pending) const {
+    float* tiles = b.tiles_of(head);
+    if (pending->tiles == tiles) finish(pending);
+    if (done == 0 && reads_state()) {
+      kernels.load_tiles(rows(p.initial, sequence.read_row, head), tiles);
     }
+    const int64_t last = end == sequence.length ? sequence.write_row : -1;
+    const StateRows page_store = rows(p.checkpoints, page, head);
+    const StateRows final_store = rows(p.output_state, last, head);
+    const bool ends_page = page_store.data != nullptr;
+    Background work = upcoming(head, done, end, ends_page ? page_store : final_store);
+    work.store = pending;
+    run_segment(b, head, done, static_cast<int32_t>(end - done), work);
+    finish(pending);
+    *pending = {.tiles = tiles, .to = page_store, .done = 0};
+    if (final_store.data == nullptr) return;
+    finish(pending);
+    *pending = {.tiles = tiles, .to = final_store, .done = 0};
   }
 
-  void run(const Buffers& b, int32_t first_head) const {
+  void run(const Buffers& b) const {
+    const Sequence& s = sequence;
     PendingStore pending{};
-    for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, &pending);
+    int64_t checkpoint = 0;
+    for (int64_t done = 0, end; done < s.length; done = end) {
+      end = done + segment_length(s, done);
+      const bool ends_page = p.checkpoints && p.checkpoint_every > 0 &&
+                             (s.prefix + end) % p.checkpoint_every == 0;
+      const int64_t page = ends_page ? checkpoint_row(p, s, checkpoint++) : -1;
+      for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, done, end, page, &pending);
+    }
     finish(&pending);
   }
 };
 
-// Heads of a sequence that one task takes: several short ones, so that the next head's memory can
-// be requested early.
-int32_t heads_per_task(const PrefillProblem& p, int64_t length, int64_t most) {
-  const int64_t wanted = std::min(kTaskTokens / std::max<int64_t>(length, 1), most);
-  return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, p.heads.state));
+// Heads of a sequence that one task takes together: their token rows share pages of memory, and
+// one's stores and the next one's loads hide behind arithmetic.
+int32_t heads_per_task(const PrefillProblem& p, const Sequence& s, int64_t most) {
+  const int64_t wanted = segment_length(s, 0) == s.length ? kShortHeads : kHeadsInFlight;
+  return static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, most), 1, p.heads.state));
 }
 
 void launch(const PrefillProblem& p) {
@@ -218,29 +223,27 @@ void launch(const PrefillProblem& p) {
   const int64_t most_heads = count == 1 ? tasks : tasks / (kTasksPerThread * count);
   std::atomic<bool> out_of_memory{false};
   parallel_for(threads, tasks, [&](int64_t i) {
-    int64_t begin, length;
-    token_range(p.cu_seqlens, p.num_tokens, i / per_sequence, &begin, &length);
-    const int32_t group = heads_per_task(p, length, most_heads);
+    const Sequence sequence = resolve_sequence(p, i / per_sequence);
+    if (sequence.length == 0) return;
+    const int32_t group = sequence.live ? heads_per_task(p, sequence, most_heads) : 1;
     const int32_t head = static_cast<int32_t>(i % p.heads.state);
-    if (length == 0 || head % group != 0) return;  // served by the group's first head
+    if (head % group != 0) return;  // served by the group's first head
     const int64_t offset = i % per_sequence / p.heads.state * split.rows;
     const Task task{
         .p = p,
         .kernels = table,
-        .sequence = resolve_sequence(p, i / per_sequence),
+        .sequence = sequence,
         .offset = offset,
         .dim_v = static_cast<int32_t>(std::min<int64_t>(split.rows, p.heads.dim_v - offset)),
+        .first_head = head,
         .end_head = std::min(head + group, p.heads.state)};
-    if (!task.sequence.live) {
-      for (int32_t h = head; h < task.end_head; ++h) task.zero_outputs(h);
-      return;
-    }
+    if (!sequence.live) return task.zero_outputs(head);
     void* base = thread_scratch().reserve(bytes);
     if (base == nullptr) {
       out_of_memory = true;
       return;
     }
-    task.run(Buffers(base, p.heads, split), head);
+    task.run(Buffers(base, p.heads, split));
   });
   if (out_of_memory) throw Error(GDN_INTERNAL, "out of host memory: %zu bytes of scratch", bytes);
 }
