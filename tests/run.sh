@@ -24,8 +24,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 CTEST_OUTPUT_ON_FAILURE=1
 
 current=""
 summary=()
+complete=""
 finish() {
   local code=$?
+  if [[ -z $complete ]] && ((code == 0)); then  # ended by a signal
+    code=1
+  fi
   echo
   echo "== summary"
   printf '%s\n' "${summary[@]}"
@@ -36,6 +40,7 @@ finish() {
     echo "all steps passed in $SECONDS s"
     [[ -n ${GDN_PAGED_TEST_DIR:-} ]] || rm -rf "$work"
   fi
+  exit "$code"
 }
 trap finish EXIT
 
@@ -129,3 +134,4 @@ step "check and demo" command_line
 step "examples" examples
 # Two workers share the cores: NumPy's products in the reference need no threads of their own.
 step "pytest" env OPENBLAS_NUM_THREADS=1 python -m pytest -q -n 2 tests
+complete=yes
