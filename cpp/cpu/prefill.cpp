@@ -95,9 +95,7 @@ struct Task {
     }
   }
 
-  void finish(PendingStore* pending) const {
-    kernels.store_blocks(pending, pending->blocks());
-  }
+  void finish(PendingStore* pending) const { kernels.store_blocks(pending, pending->blocks()); }
 
   void run_segment(const Buffers& b, int32_t head, int64_t done, int32_t tokens,
                    const Background& background) const {
@@ -194,8 +192,8 @@ struct Task {
     int64_t checkpoint = 0;
     for (int64_t done = 0, end; done < s.length; done = end) {
       end = done + segment_length(s, done);
-      const bool ends_page = p.checkpoints && p.checkpoint_every > 0 &&
-                             (s.prefix + end) % p.checkpoint_every == 0;
+      const bool ends_page =
+          p.checkpoints && p.checkpoint_every > 0 && (s.prefix + end) % p.checkpoint_every == 0;
       const int64_t page = ends_page ? checkpoint_row(p, s, checkpoint++) : -1;
       for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, done, end, page, &pending);
     }

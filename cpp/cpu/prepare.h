@@ -123,15 +123,17 @@ void prepare(const SegmentInput& in, Segment* segment) {
     for (int i = 0; i < kMini; ++i) {
       const int64_t token = n * kMini + i - in.phase;
       const bool exists = i >= m.first && i < m.last;
-      const void* q = exists ? static_cast<const char*>(in.q) + token * in.q_stride * bytes : nullptr;
-      const void* k = exists ? static_cast<const char*>(in.k) + token * in.k_stride * bytes : nullptr;
+      const void* q =
+          exists ? static_cast<const char*>(in.q) + token * in.q_stride * bytes : nullptr;
+      const void* k =
+          exists ? static_cast<const char*>(in.k) + token * in.k_stride * bytes : nullptr;
       read_row(k, in, 1.0f, kq + i * 8);
       read_row(q, in, in.scale, kq + (kMini + i) * 8);
       alpha[i] = exists ? in.alpha[token] : 1.0f;
       m.beta[i] = exists ? in.beta[token] : 0.0f;
     }
-    factor = finish_mini(alpha, dot_products(kq, in.dim_k), factor, in.from_zero && n == 0 ? m.first : -1,
-                         n + 1 == segment->num_minis, &m);
+    factor = finish_mini(alpha, dot_products(kq, in.dim_k), factor,
+                         in.from_zero && n == 0 ? m.first : -1, n + 1 == segment->num_minis, &m);
   }
 }
 

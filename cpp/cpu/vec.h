@@ -111,8 +111,8 @@ GDN_INLINE Vec8 round8(Vec8 x, DType dtype) {
 }
 
 GDN_INLINE float sum(Vec8 x) {
-  const Vec4 half = __builtin_shufflevector(x, x, 0, 1, 2, 3) +
-                    __builtin_shufflevector(x, x, 4, 5, 6, 7);
+  const Vec4 half =
+      __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
   const Vec4 pair = half + __builtin_shufflevector(half, half, 2, 3, 2, 3);
   return pair[0] + pair[1];
 }

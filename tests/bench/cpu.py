@@ -23,10 +23,10 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the NumPy loop is measured on one thread
 
-import ml_dtypes  # noqa: E402
-import numpy as np  # noqa: E402
+import ml_dtypes
+import numpy as np
 
-import gdn_paged  # noqa: E402
+import gdn_paged
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 HEADS, DIM, PAGE = 32, 128, 1024
