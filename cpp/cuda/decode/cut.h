@@ -54,7 +54,7 @@ struct DecodeCuts {
       return cut_for_registers(states, device.num_sms);
     }
     // Blocks of at most 32 KB, four at a time: 17 MB in work on the whole GPU.
-    Cut cut{.kernel = Kernel::kBulk, .groups = kMaxGroups, .prefetch_groups = 2};
+    Cut cut{.kernel = Kernel::kBulk, .groups = kMaxGroups, .prefetch_groups = Bulk::kTile};
     int64_t window = 128 * KiB, block = 32 * KiB;
     cut.evict_first = bytes_per_sm < 600 * KiB;
     cut.split_tail = bytes_per_sm >= 480 * KiB;
