@@ -25,6 +25,7 @@ constexpr Kernels kTable = {
     .isa = kIsa,
     .load_tiles = load_tiles,
     .store_blocks = store_blocks,
+    .finish_streaming = finish_streaming,
     .prepare = prepare,
     .advance = advance,
     .decode = decode,

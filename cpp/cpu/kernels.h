@@ -84,14 +84,15 @@ struct StateRows {
   int32_t dim_k, dim_v;
 };
 
-// A state on its way to memory, in blocks of 8 x 8 elements.
+// A state on its way to memory, in blocks of 8 V rows and 16 (the last of a row: 8) elements of K.
 struct PendingStore {
   const float* tiles;
-  StateRows to;  // null data: nothing to store
-  int64_t done;  // blocks
+  StateRows to;    // null data: nothing to store
+  bool streaming;  // past the caches: fp32, K a multiple of 16, 64-byte aligned rows
+  int64_t done;    // blocks
 
   int64_t blocks() const {
-    return to.data == nullptr ? 0 : static_cast<int64_t>(to.dim_v / 8) * (to.dim_k / 8);
+    return to.data == nullptr ? 0 : static_cast<int64_t>(to.dim_v / 8) * ((to.dim_k + 15) / 16);
   }
 };
 
@@ -129,6 +130,7 @@ struct Kernels {
   const char* isa;
   void (*load_tiles)(const StateRows&, float* tiles);
   void (*store_blocks)(PendingStore*, int64_t blocks);  // the next `blocks`, or what is left
+  void (*finish_streaming)();  // before another thread may read what was streamed
   void (*prepare)(const SegmentInput&, Segment*);
   void (*advance)(const Segment&, const Values&, const Background&, float* tiles);
   void (*decode)(const DecodeStep&);

@@ -22,6 +22,7 @@ constexpr int64_t kMaxTileBytes = 1 << 19;    // of one head in a task
 constexpr int64_t kSerialElements = 1 << 18;  // tokens H K V below which threads cost more
 constexpr int64_t kTasksPerThread = 4;        // enough for an even load
 constexpr int64_t kHeadsInFlight = 4;         // of one task, segment by segment
+constexpr int64_t kStreamBytes = 32 << 20;    // of states, past the caches from here on
 constexpr int64_t kShortHeads = 16;           // the same, of sequences inside one segment
 
 // How V is cut into tasks. Multiples of kTileV: the cut does not change a byte of the result.
@@ -80,6 +81,7 @@ struct Task {
   int64_t offset;
   int32_t dim_v;
   int32_t first_head, end_head;
+  bool streams;  // so much is stored that caches cannot hold it
 
   StateRows rows(const Pool& pool, int64_t row, int32_t head) const {
     return {.data = state_address(pool, p.heads, row, head, offset),
@@ -93,6 +95,11 @@ struct Task {
       std::memset(writable(p.output, sequence.begin + t, head, offset), 0,
                   dim_v * element_bytes(p.io));
     }
+  }
+
+  bool can_stream(const StateRows& to) const {
+    return streams && to.dtype == DType::kFloat32 && to.dim_k % 16 == 0 &&
+           reinterpret_cast<uintptr_t>(to.data) % 64 == 0;
   }
 
   void finish(PendingStore* pending) const { kernels.store_blocks(pending, pending->blocks()); }
@@ -146,7 +153,9 @@ struct Task {
                                     .bytes = static_cast<int32_t>(elements * bytes)};
     };
     const Heads& heads = p.heads;
-    add(to_store.data, heads.dim_k, dim_v, heads.dim_k, to_store.dtype);
+    if (!can_stream(to_store)) {
+      add(to_store.data, heads.dim_k, dim_v, heads.dim_k, to_store.dtype);
+    }
     if (++head == end_head) {
       head = first_head;
       done = end;
@@ -180,10 +189,11 @@ struct Task {
     work.store = pending;
     run_segment(b, head, done, static_cast<int32_t>(end - done), work);
     finish(pending);
-    *pending = {.tiles = tiles, .to = page_store, .done = 0};
-    if (final_store.data == nullptr) return;
-    finish(pending);
-    *pending = {.tiles = tiles, .to = final_store, .done = 0};
+    for (const StateRows& to : {page_store, final_store}) {
+      if (to.data == nullptr) continue;
+      finish(pending);
+      *pending = {.tiles = tiles, .to = to, .streaming = can_stream(to), .done = 0};
+    }
   }
 
   void run(const Buffers& b) const {
@@ -198,8 +208,15 @@ struct Task {
       for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, done, end, page, &pending);
     }
     finish(&pending);
+    if (streams) kernels.finish_streaming();
   }
 };
+
+// Whether the states that a call stores are too many to stay in caches.
+bool stores_much(const PrefillProblem& p) {
+  const int64_t pages = p.checkpoint_every > 0 ? p.num_tokens / p.checkpoint_every : 0;
+  return (p.num_seqs + pages) * p.heads.state_elements() * 4 > kStreamBytes;
+}
 
 // Heads of a sequence that one task takes together: their token rows share pages of memory, and
 // one's stores and the next one's loads hide behind arithmetic.
@@ -219,6 +236,7 @@ void launch(const PrefillProblem& p) {
   const int64_t per_sequence = static_cast<int64_t>(p.heads.state) * split.parts;
   const int64_t tasks = p.num_seqs * per_sequence;
   const int64_t most_heads = count == 1 ? tasks : tasks / (kTasksPerThread * count);
+  const bool streams = stores_much(p);
   std::atomic<bool> out_of_memory{false};
   parallel_for(threads, tasks, [&](int64_t i) {
     const Sequence sequence = resolve_sequence(p, i / per_sequence);
@@ -234,7 +252,8 @@ void launch(const PrefillProblem& p) {
         .offset = offset,
         .dim_v = static_cast<int32_t>(std::min<int64_t>(split.rows, p.heads.dim_v - offset)),
         .first_head = head,
-        .end_head = std::min(head + group, p.heads.state)};
+        .end_head = std::min(head + group, p.heads.state),
+        .streams = streams};
     if (!sequence.live) return task.zero_outputs(head);
     void* base = thread_scratch().reserve(bytes);
     if (base == nullptr) {

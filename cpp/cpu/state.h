@@ -32,24 +32,37 @@ void load_tiles(const StateRows& state, float* tiles) {
   }
 }
 
+// Eight V rows and 8 or 16 elements of K.
+GDN_INLINE void store_block(const float* tile, const StateRows& to, int64_t at, bool wide,
+                            bool streaming) {
+  Vec8 low[8], high[8] = {};
+  load_columns8(tile, kTileV, low);
+  if (wide) load_columns8(tile + 8 * kTileV, kTileV, high);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i, at += to.dim_k) {
+    if (streaming) {
+      stream16(static_cast<float*>(to.data) + at, low[i], high[i]);
+    } else {
+      write8(to.data, at, to.dtype, low[i]);
+      if (wide) write8(to.data, at + 8, to.dtype, high[i]);
+    }
+  }
+}
+
 void store_blocks(PendingStore* pending, int64_t blocks) {
   const StateRows& to = pending->to;
   const int64_t left = pending->blocks() - pending->done;
   const int64_t end = pending->done + (blocks < left ? blocks : left);
   if (end == pending->done) return;
   const int64_t tile_floats = static_cast<int64_t>(to.dim_k) * kTileV;
-  const int per_row = to.dim_k / 8;
+  const int per_row = (to.dim_k + 15) / 16;
   int v = static_cast<int>(pending->done / per_row) * 8;
-  int k = static_cast<int>(pending->done % per_row) * 8;
+  int k = static_cast<int>(pending->done % per_row) * 16;
   for (; pending->done < end; ++pending->done) {
-    Vec8 rows[8];
-    load_columns8(pending->tiles + v / kTileV * tile_floats + v % kTileV + k * kTileV, kTileV,
-                  rows);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      write8(to.data, static_cast<int64_t>(v + i) * to.dim_k + k, to.dtype, rows[i]);
-    }
-    k += 8;
+    const float* tile = pending->tiles + v / kTileV * tile_floats + v % kTileV + k * kTileV;
+    store_block(tile, to, static_cast<int64_t>(v) * to.dim_k + k, k + 8 < to.dim_k,
+                pending->streaming);
+    k += 16;
     if (k < to.dim_k) continue;
     k = 0;
     v += 8;

@@ -7,7 +7,7 @@
 
 #include "core/problem.h"
 
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -92,6 +92,27 @@ GDN_INLINE Half8 to_fp16(Vec8 x) {
 }
 #endif
 
+// One cache line, past the caches where the instruction set can.
+GDN_INLINE void stream16(float* p, Vec8 low, Vec8 high) {
+#if defined(__AVX512F__)
+  const Vec line = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
+                                           14, 15);
+  _mm512_stream_ps(p, (__m512)line);
+#elif defined(__AVX__)
+  _mm256_stream_ps(p, (__m256)low);
+  _mm256_stream_ps(p + 8, (__m256)high);
+#else
+  store8(p, low);
+  store8(p + 8, high);
+#endif
+}
+
+void finish_streaming() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+}
+
 // Eight elements of any float dtype, from and to memory.
 GDN_INLINE Vec8 read8(const void* p, int64_t i, DType dtype) {
   if (dtype == DType::kFloat32) return load8(static_cast<const float*>(p) + i);
@@ -145,6 +166,16 @@ GDN_INLINE Vec8 sums(Vec8 (&x)[8]) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
+GDN_INLINE Vec8 load_halves(const float* low, const float* high) {
+#if defined(__AVX__)
+  return (Vec8)_mm256_loadu2_m128(high, low);
+#else
+  const Vec4 l = *reinterpret_cast<const Vec4At*>(low);
+  const Vec4 h = *reinterpret_cast<const Vec4At*>(high);
+  return __builtin_shufflevector(l, h, 0, 1, 2, 3, 4, 5, 6, 7);
+#endif
+}
+
 // Columns of an 8 x 8 block of fp32 in memory. The halves of a register come from rows i and i + 4,
 // which the load ports put together; only transpositions of 4 x 4 are left to shuffle.
 GDN_INLINE void load_columns8(const float* p, int64_t row_stride, Vec8 (&columns)[8]) {
@@ -153,9 +184,7 @@ GDN_INLINE void load_columns8(const float* p, int64_t row_stride, Vec8 (&columns
     Vec8 a[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const Vec4 low = *reinterpret_cast<const Vec4At*>(p + i * row_stride + c);
-      const Vec4 high = *reinterpret_cast<const Vec4At*>(p + (i + 4) * row_stride + c);
-      a[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+      a[i] = load_halves(p + i * row_stride + c, p + (i + 4) * row_stride + c);
     }
     const Vec8 b0 = __builtin_shufflevector(a[0], a[1], 0, 8, 1, 9, 4, 12, 5, 13);
     const Vec8 b1 = __builtin_shufflevector(a[0], a[1], 2, 10, 3, 11, 6, 14, 7, 15);
