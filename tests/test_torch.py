@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 import gdn_paged  # noqa: E402
 import gdn_paged.torch  # noqa: E402
-from torch_samples import SAMPLES, torch_targets  # noqa: E402
+from torch_samples import SAMPLES, parametrize_places, torch_targets  # noqa: E402
 
-on_each_device = pytest.mark.parametrize("place", torch_targets(), ids=str)
+pytest_generate_tests = parametrize_places
 each_sample = pytest.mark.parametrize("name", SAMPLES)
 
 
@@ -57,7 +57,6 @@ def test_names():
         assert getattr(gdn_paged.torch, name) is getattr(gdn_paged, name)
 
 
-@on_each_device
 @each_sample
 def test_operator_equals_call(place, name):
     direct, by_op = SAMPLES[name](place), SAMPLES[name](place)
@@ -66,7 +65,6 @@ def test_operator_equals_call(place, name):
         assert_same(by_op.arguments[written], direct.arguments[written])
 
 
-@on_each_device
 @each_sample
 def test_opcheck(place, name):
     """Schema, fake implementation and functionalisation are what torch expects of them."""
@@ -77,7 +75,6 @@ def test_opcheck(place, name):
     assert len(results) == 4 and set(results.values()) == {"SUCCESS"}
 
 
-@on_each_device
 @each_sample
 def test_fake_tensors(place, name):
     """Shapes, strides and dtypes without memory; a view of a fake tensor has no address either."""
@@ -120,7 +117,6 @@ with torch._subclasses.FakeTensorMode():
     assert "import gdn_paged.torch" in done.stdout
 
 
-@on_each_device
 @pytest.mark.parametrize("name", ["prefill_paged", "decode_paged"])
 def test_make_fx_and_export(place, name):
     """The operator is in the graph of make_fx and of torch.export, pool and output mutated."""
@@ -143,7 +139,6 @@ def test_make_fx_and_export(place, name):
     assert_same(given, expected.arguments["state_pool"])
 
 
-@on_each_device
 @pytest.mark.parametrize("name", ["prefill_paged raw gate", "decode_paged"])
 def test_grad(place, name):
     """Operands that require grad are refused in grad mode; gate parameters are taken."""
@@ -191,7 +186,6 @@ def test_errors_come_through_the_operator():
         through_op(sample)
 
 
-@on_each_device
 def test_cost(place):
     """Generous guards: importing the operators leaves the eager call alone, and they are cheap."""
     sample = SAMPLES["decode_paged"](place)

@@ -14,11 +14,11 @@ import gdn_paged  # noqa: E402
 import gdn_paged.torch  # noqa: E402
 from calls import page_table  # noqa: E402
 from cases import make_decode, make_pool, make_prefill  # noqa: E402
-from test_torch import assert_same, each_sample, on_each_device  # noqa: E402
-from torch_samples import SAMPLES, io_of, torch_targets  # noqa: E402
+from test_torch import assert_same, each_sample  # noqa: E402
+from torch_samples import SAMPLES, io_of, parametrize_places  # noqa: E402
 
 EXAMPLE = Path(__file__).parent.parent / "examples/torch_layer.py"
-cuda_place = [t for t in torch_targets() if t.device == "cuda"]
+pytest_generate_tests = parametrize_places
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,6 @@ def compiled(function, **options):
     return torch.compile(function, fullgraph=True, **options)
 
 
-@on_each_device
 @each_sample
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_equals_call(place, name, backend):
@@ -49,7 +48,6 @@ def test_compiled_equals_call(place, name, backend):
         assert sample.arguments[written].data_ptr() == address
 
 
-@on_each_device
 @pytest.mark.parametrize("name", ["prefill_paged", "prefill by slots", "decode_paged"])
 def test_pool_is_not_copied(place, name):
     """No buffer of the pool's size in the generated code, also where it is given three times."""
@@ -86,7 +84,6 @@ def layer_arguments(place, batch):
     return place.array(values.standard_normal((batch, 96)), io), weights, pools, table
 
 
-@on_each_device
 def test_dynamic_batch(place):
     """One graph serves every batch size; operands are strided columns."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
@@ -100,7 +97,6 @@ def test_dynamic_batch(place):
     assert counter.frame_count == 1
 
 
-@on_each_device
 def test_dynamic_tokens(place):
     """mark_dynamic on the tokens of a prefill: the same graph for other lengths."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -118,7 +114,6 @@ def test_dynamic_tokens(place):
     assert counter.frame_count == 1
 
 
-@on_each_device
 def test_pool_is_a_slice_of_a_cache(place):
     """A layer's pool as a view of one cache that the graph mutates."""
     sample = SAMPLES["decode_paged"](place)
@@ -133,7 +128,6 @@ def test_pool_is_a_slice_of_a_cache(place):
     assert torch.equal(caches[0][:, 1], rows + 1)
 
 
-@on_each_device
 def test_grad_under_compile(place):
     """Refused at compile time with the argument's name; gate parameters are taken in grad mode."""
     sample = SAMPLES["decode_paged"](place)
@@ -147,7 +141,6 @@ def test_grad_under_compile(place):
         step(**sample.arguments | {"q": q})
 
 
-@on_each_device
 def test_example_layer_compiles(place):
     """The layer of examples/torch_layer.py, prefill and decode, in one graph each."""
     spec = importlib.util.spec_from_file_location("torch_layer", EXAMPLE)
@@ -170,15 +163,13 @@ def test_example_layer_compiles(place):
             torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.skipif(not cuda_place, reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("place", cuda_place, ids=str)
-def test_reduce_overhead_replays(place):
+def test_reduce_overhead_replays(cuda_place):
     """mode="reduce-overhead": CUDA graphs that update a module's pool at its fixed address."""
 
     class Step(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("pool", place.pool(make_pool(730, 8, 4)).view)
+            self.register_buffer("pool", cuda_place.pool(make_pool(730, 8, 4)).view)
 
         def forward(self, operands, table):
             slots = gdn_paged.gdn_paged_decode_slots(**table)
@@ -192,7 +183,7 @@ def test_reduce_overhead_replays(place):
         pages = [2] if n < 2 else [2, 7]
         table = page_table(64, (pages, 62 + n, 63 + n), ([5], 8 + n, 9 + n), decode=True)
         call = make_decode(730 + n, table, dim=64)
-        arguments = place.decode_arguments(call, "bf16")
+        arguments = cuda_place.decode_arguments(call, "bf16")
         names = ("page_indices", "page_indptr", "last_page_len")
         table = {x: arguments.pop(x) for x in names}
         padding = table["page_indices"].new_zeros(3 - len(table["page_indices"]))

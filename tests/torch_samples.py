@@ -16,10 +16,19 @@ SPANS = (([5, 2], 60, 70), ([1], 0, 9), ([0, 3, 4], 40, 190))
 RAW = {"gate": "raw", "A_log": np.zeros(4), "dt_bias": np.zeros(4)}
 
 
-def torch_targets() -> list[Target]:
-    """torch on the CPU, and on a GPU the row that calls get by default."""
-    found = [t for t in available_targets() if t.arrays.name == "torch"]
+def torch_targets(wanted: str = "") -> list[Target]:
+    """torch on the CPU, and on a GPU the row that calls get by default (of those `wanted`)."""
+    found = [t for t in available_targets() if t.arrays.name == "torch" and wanted in str(t)]
     return [next(t for t in found if t.device == d) for d in dict.fromkeys(t.device for t in found)]
+
+
+def parametrize_places(metafunc: Any) -> None:
+    """The fixtures `place` (every device with torch) and `cuda_place`."""
+    places = torch_targets(metafunc.config.getoption("--targets"))
+    choices = {"place": places, "cuda_place": [t for t in places if t.device == "cuda"]}
+    for name, found in choices.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, found, ids=str)
 
 
 @dataclass(eq=False)
