@@ -95,8 +95,8 @@ GDN_INLINE Half8 to_fp16(Vec8 x) {
 // One cache line, past the caches where the instruction set can.
 GDN_INLINE void stream16(float* p, Vec8 low, Vec8 high) {
 #if defined(__AVX512F__)
-  const Vec line = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
-                                           14, 15);
+  const Vec line =
+      __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   _mm512_stream_ps(p, (__m512)line);
 #elif defined(__AVX__)
   _mm256_stream_ps(p, (__m256)low);
@@ -138,7 +138,33 @@ GDN_INLINE float sum(Vec8 x) {
   return pair[0] + pair[1];
 }
 
-// rows[i][j] -> rows[j][i]
+// Columns of an 8 x 8 block of fp32 in memory (load_columns8) and in registers (transpose8).
+#if defined(__AVX__)
+GDN_INLINE Vec8 load_halves(const float* low, const float* high) {
+  return (Vec8)_mm256_loadu2_m128(high, low);
+}
+
+// The halves of a register come from rows i and i + 4, which the load ports put together; only
+// transpositions of 4 x 4 are left to shuffle.
+GDN_INLINE void load_columns8(const float* p, int64_t row_stride, Vec8 (&columns)[8]) {
+#pragma GCC unroll 2
+  for (int c = 0; c < 8; c += 4) {
+    Vec8 a[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      a[i] = load_halves(p + i * row_stride + c, p + (i + 4) * row_stride + c);
+    }
+    const Vec8 b0 = __builtin_shufflevector(a[0], a[1], 0, 8, 1, 9, 4, 12, 5, 13);
+    const Vec8 b1 = __builtin_shufflevector(a[0], a[1], 2, 10, 3, 11, 6, 14, 7, 15);
+    const Vec8 b2 = __builtin_shufflevector(a[2], a[3], 0, 8, 1, 9, 4, 12, 5, 13);
+    const Vec8 b3 = __builtin_shufflevector(a[2], a[3], 2, 10, 3, 11, 6, 14, 7, 15);
+    columns[c] = __builtin_shufflevector(b0, b2, 0, 1, 8, 9, 4, 5, 12, 13);
+    columns[c + 1] = __builtin_shufflevector(b0, b2, 2, 3, 10, 11, 6, 7, 14, 15);
+    columns[c + 2] = __builtin_shufflevector(b1, b3, 0, 1, 8, 9, 4, 5, 12, 13);
+    columns[c + 3] = __builtin_shufflevector(b1, b3, 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+}
+
 GDN_INLINE void transpose8(Vec8 (&r)[8]) {
   Vec8 a[8], b[8];
 #pragma GCC unroll 4
@@ -159,42 +185,40 @@ GDN_INLINE void transpose8(Vec8 (&r)[8]) {
     r[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
   }
 }
+#else
+GDN_INLINE void load_columns8(const float* p, int64_t row_stride, Vec8 (&columns)[8]) {
+  Vec4 halves[8][2];
+#pragma GCC unroll 4
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    const int c = quarter / 2 * 4, half = quarter % 2;
+    Vec4 a[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      a[i] = *reinterpret_cast<const Vec4At*>(p + (half * 4 + i) * row_stride + c);
+    }
+    const Vec4 b0 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5);
+    const Vec4 b1 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7);
+    const Vec4 b2 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
+    const Vec4 b3 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+    halves[c][half] = __builtin_shufflevector(b0, b2, 0, 1, 4, 5);
+    halves[c + 1][half] = __builtin_shufflevector(b0, b2, 2, 3, 6, 7);
+    halves[c + 2][half] = __builtin_shufflevector(b1, b3, 0, 1, 4, 5);
+    halves[c + 3][half] = __builtin_shufflevector(b1, b3, 2, 3, 6, 7);
+  }
+  __builtin_memcpy(columns, halves, sizeof halves);
+}
+
+GDN_INLINE void transpose8(Vec8 (&r)[8]) {
+  float rows[64];
+  __builtin_memcpy(rows, r, sizeof rows);
+  load_columns8(rows, 8, r);
+}
+#endif
 
 // Eight sums at once: element i is the sum of x[i].
 GDN_INLINE Vec8 sums(Vec8 (&x)[8]) {
   transpose8(x);
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-}
-
-GDN_INLINE Vec8 load_halves(const float* low, const float* high) {
-#if defined(__AVX__)
-  return (Vec8)_mm256_loadu2_m128(high, low);
-#else
-  const Vec4 l = *reinterpret_cast<const Vec4At*>(low);
-  const Vec4 h = *reinterpret_cast<const Vec4At*>(high);
-  return __builtin_shufflevector(l, h, 0, 1, 2, 3, 4, 5, 6, 7);
-#endif
-}
-
-// Columns of an 8 x 8 block of fp32 in memory. The halves of a register come from rows i and i + 4,
-// which the load ports put together; only transpositions of 4 x 4 are left to shuffle.
-GDN_INLINE void load_columns8(const float* p, int64_t row_stride, Vec8 (&columns)[8]) {
-#pragma GCC unroll 2
-  for (int c = 0; c < 8; c += 4) {
-    Vec8 a[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      a[i] = load_halves(p + i * row_stride + c, p + (i + 4) * row_stride + c);
-    }
-    const Vec8 b0 = __builtin_shufflevector(a[0], a[1], 0, 8, 1, 9, 4, 12, 5, 13);
-    const Vec8 b1 = __builtin_shufflevector(a[0], a[1], 2, 10, 3, 11, 6, 14, 7, 15);
-    const Vec8 b2 = __builtin_shufflevector(a[2], a[3], 0, 8, 1, 9, 4, 12, 5, 13);
-    const Vec8 b3 = __builtin_shufflevector(a[2], a[3], 2, 10, 3, 11, 6, 14, 7, 15);
-    columns[c] = __builtin_shufflevector(b0, b2, 0, 1, 8, 9, 4, 5, 12, 13);
-    columns[c + 1] = __builtin_shufflevector(b0, b2, 2, 3, 10, 11, 6, 7, 14, 15);
-    columns[c + 2] = __builtin_shufflevector(b1, b3, 0, 1, 8, 9, 4, 5, 12, 13);
-    columns[c + 3] = __builtin_shufflevector(b1, b3, 2, 3, 10, 11, 6, 7, 14, 15);
-  }
 }
 
 }  // namespace
