@@ -95,7 +95,9 @@ def test_decode_chain_equals_prefill(target):
     pool = target.pool(rows).view
     got = target.values(target.prefill(prefill, pool, io))
     allowed = bars(target.device, io)
-    assert relative_error(got, out) <= allowed.out
+    # In 16 bits each side may be off by the bar, and tokens that cancel leave no digits.
+    sides, floor = (1, 0.0) if target.device == "cpu" else (2, 0.1)
+    assert relative_error(got, out, floor) <= sides * allowed.out
     assert relative_error(target.values(pool), target.values(view)) <= allowed.rows
 
 
