@@ -22,7 +22,14 @@ ARROWS = {
     "cpp/cuda/sm90": ("gdn_paged/", "core/", "cuda/common/", "cuda/sm80/", "cuda/sm90/"),
     "bindings": ("gdn_paged/",),
     "examples": ("gdn_paged/",),
-    "tests": ("gdn_paged/", "core/slots.h", "core/workspace.h", "cuda/common/"),
+    "tests": (
+        "gdn_paged/",
+        "core/slots.h",
+        "core/workspace.h",
+        "cpu/kernels.h",
+        "cpu/recurrence.h",
+        "cuda/common/",
+    ),
 }
 FRAMEWORK_HEADERS = re.compile(r"^(Python\.h|nanobind/|torch/|ATen/|c10/|xla/|dlpack/)")
 

@@ -139,4 +139,7 @@ struct Kernels {
 // The table of the best instruction set of this machine; chosen once.
 const Kernels& kernels();
 
+// The tables that this machine can run, best first; null past the end.
+const Kernels* supported_kernels(int index);
+
 }  // namespace gdn::cpu
