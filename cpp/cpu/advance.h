@@ -118,14 +118,24 @@ GDN_INLINE void step_strip(const Segment& segment, int n, const Values& values, 
 // NOTE: farther ahead the lines of tokens 8 KB apart evict each other from their few L2 sets.
 constexpr int kAhead = 2;  // mini-chunks
 
+constexpr uintptr_t kLine = 64;
+
+GDN_INLINE uintptr_t line_of(uintptr_t address) { return address & ~(kLine - 1); }
+
+// All lines of one strip of a token row.
+GDN_INLINE void add_row(const void* base, int64_t element, int64_t bytes, Requests* requests) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(base) + element * bytes;
+  const uintptr_t end = begin + kStripV * bytes;
+  for (uintptr_t line = line_of(begin); line < end; line += kLine) requests->add(line);
+}
+
 // v and output of one strip for the mini-chunk from `token` on.
 GDN_INLINE void add_values(const Values& values, int64_t token, int64_t row, Requests* requests) {
   const int64_t bytes = values.io == DType::kFloat32 ? 4 : 2;
   const int64_t end = token + kMini < values.tokens_left ? token + kMini : values.tokens_left;
   for (int64_t t = token; t < end; ++t) {
-    requests->add(static_cast<const char*>(values.v) + (t * values.v_stride + row) * bytes);
-    requests->add(static_cast<const char*>(values.output) +
-                  (t * values.output_stride + row) * bytes);
+    add_row(values.v, t * values.v_stride + row, bytes, requests);
+    add_row(values.output, t * values.output_stride + row, bytes, requests);
   }
 }
 
@@ -137,40 +147,49 @@ class BackgroundShares {
     blocks_ = (store_->blocks() - store_->done + steps - 1) / steps;
     int64_t lines = 0;
     for (const Background::Stream* s = stream_; s < end_; ++s) {
-      lines += static_cast<int64_t>(s->rows) * ((s->bytes + kLine - 1) / kLine);
+      lines += s->rows * static_cast<int64_t>(s->bytes / kLine + 1);
     }
     const int64_t share = (lines + steps - 1) / steps;
     share_ = static_cast<int>(share < kMaxShare ? share : kMaxShare);
+    start_row();
   }
 
   void take(Requests* requests) {
     store_blocks(store_, blocks_);
     for (int n = 0; n < share_ && stream_ < end_; ++n) {
-      requests->add(static_cast<const char*>(stream_->base) + row_ * stream_->stride + offset_);
-      offset_ += kLine;
-      if (offset_ < stream_->bytes) continue;
-      offset_ = 0;
-      if (++row_ < stream_->rows) continue;
-      row_ = 0;
-      ++stream_;
+      requests->add(line_);
+      line_ += kLine;
+      if (line_ < row_end_) continue;
+      if (++row_ == stream_->rows) {
+        row_ = 0;
+        ++stream_;
+      }
+      start_row();
     }
   }
 
  private:
-  static constexpr int kLine = 64;
-  static constexpr int kMaxShare = Requests::kMax - 2 * kMini;
+  // The lines of a strip's rows of v and output leave this much room.
+  static constexpr int kMaxShare = Requests::kMax - 2 * kMini * (kStripV * 4 / kLine + 1);
+
+  void start_row() {
+    if (stream_ == end_) return;
+    const uintptr_t row = reinterpret_cast<uintptr_t>(stream_->base) + row_ * stream_->stride;
+    line_ = line_of(row);
+    row_end_ = row + stream_->bytes;
+  }
+
   const Background::Stream* stream_;
   const Background::Stream* end_;
   PendingStore* store_;
   int64_t blocks_;
   int64_t row_ = 0;
-  int32_t offset_ = 0;
+  uintptr_t line_ = 0, row_end_ = 0;
   int share_ = 0;
 };
 
 // NOTE: strips of up to two tiles advance together, so that the dot products of one run in the
 // shadow of the other's solve; more would push the tiles (16 KB each at K = 128) out of L1.
-constexpr int kStripV = kWidth * kLanes;
 constexpr int kStrips = 2 * kTileV / kStripV;
 
 void advance(const Segment& segment, const Values& values, const Background& background,

@@ -17,13 +17,15 @@ constexpr int kWidth = 2;
 constexpr int kWidth = 1;
 #endif
 
+constexpr int kStripV = kWidth * kLanes;
+
 // Cache lines to request during one pass, evenly: a burst would fill the core's few fill buffers
 // and stall it.
 class Requests {
  public:
   static constexpr int kMax = 128;
 
-  GDN_INLINE void add(const void* line) { lines_[count_++] = line; }
+  GDN_INLINE void add(uintptr_t line) { lines_[count_++] = line; }
 
   // To be called before the first issue().
   GDN_INLINE void spread(int blocks) {
@@ -34,13 +36,13 @@ class Requests {
   GDN_INLINE void issue() {
     if (next_ == lines_ + count_) return;
     for (int i = 0; i < per_block_; ++i) {
-      __builtin_prefetch(*next_++, 0, 2);  // to L2: L1 is full of tiles
+      __builtin_prefetch(reinterpret_cast<const void*>(*next_++), 0, 2);  // to L2: L1 is full of tiles
     }
   }
 
  private:
-  const void* lines_[kMax + kMax / 2];
-  const void** next_ = lines_;
+  uintptr_t lines_[kMax + kMax / 2];
+  uintptr_t* next_ = lines_;
   int count_ = 0;
   int per_block_ = 0;
 };
