@@ -1,4 +1,4 @@
-// The operations on page tables and plans as core sees them.
+// The operations on page tables as core sees them.
 #include "core/kernel.h"
 #include "cuda/common/device.h"
 #include "cuda/page_table.h"
@@ -18,11 +18,5 @@ void load_page_table_kernels() {
   load_validate_kernels();
   load_page_stats_kernels();
 }
-
-// The portable rows need no plan: slots are resolved where they are used.
-const PlanKernels kPlanCuda = {
-    .size = [](const PrefillProblem&) -> size_t { return 0; },
-    .make = [](const PrefillProblem&) {},
-};
 
 }  // namespace gdn

@@ -7,6 +7,9 @@ namespace gdn {
 
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 
+__device__ __forceinline__ int this_lane() { return threadIdx.x & 31; }
+__device__ __forceinline__ int this_warp() { return threadIdx.x >> 5; }
+
 // Sum over each group of kLanes neighbouring lanes, known to all of them. Every lane adds in the
 // same order, so all get the same bits.
 template <int kLanes>

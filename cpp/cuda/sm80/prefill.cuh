@@ -1,0 +1,65 @@
+// Launches of one prefill call: plan, then prepare and scan per slab.
+#pragma once
+
+#include "cuda/common/device.h"
+#include "cuda/common/launch.h"
+#include "cuda/sm80/prepare.cuh"
+#include "cuda/sm80/scan.cuh"
+
+namespace gdn {
+
+// How the scan cuts the columns of V. Wide blocks share the copies of K and Q among more warps;
+// where few blocks would leave multiprocessors idle, narrow ones, with warps that only copy, make
+// the serial chain shorter.
+enum class ScanShape { kWide, kNarrow };
+template <int D>
+using WideScan = ScanTraits<D, 4, 0, false, 2>;
+template <int D>
+using NarrowScan = ScanTraits<D, 2, 2, true, 2>;
+
+template <class Traits>
+void launch_scan(const PrefillParams& params, const PrefillProblem& p, bool early_start) {
+  const int64_t sequences = std::min<int64_t>(entry_bound(p), params.slab_chunks);
+  launch(prefill_scan<Traits>,
+         {.blocks = sequences * params.heads.state * Traits::kSplits,
+          .threads = Traits::kThreads,
+          .shared_bytes = Traits::kBytes,
+          .stream = p.device.stream,
+          .early_start = early_start},
+         params, "prefill_scan");
+}
+
+template <int D>
+void launch_slab(const PrefillParams& params, const PrefillProblem& p, ScanShape shape) {
+  const bool early_start = device_info(p.device.id).has_dependent_launch();
+  launch(prefill_prepare<D>,
+         {.blocks = int64_t{params.slab_chunks} * params.units,
+          .threads = 32 * PrepareTraits<D>::kNumWarps,
+          .shared_bytes = static_cast<size_t>(PrepareTraits<D>::bytes(params.group)),
+          .stream = p.device.stream,
+          .early_start = early_start},
+         params, "prefill_prepare");
+  switch (shape) {
+    case ScanShape::kWide: return launch_scan<WideScan<D>>(params, p, early_start);
+    case ScanShape::kNarrow: return launch_scan<NarrowScan<D>>(params, p, early_start);
+  }
+}
+
+template <int D>
+void load_prefill_kernels() {
+  load_kernel(prefill_prepare<D>, "prefill_prepare", PrepareTraits<D>::bytes(kMaxUnitHeads));
+  load_kernel(prefill_scan<WideScan<D>>, "prefill_scan", WideScan<D>::kBytes);
+  load_kernel(prefill_scan<NarrowScan<D>>, "prefill_scan", NarrowScan<D>::kBytes);
+}
+
+extern template void launch_slab<64>(const PrefillParams&, const PrefillProblem&, ScanShape);
+extern template void launch_slab<128>(const PrefillParams&, const PrefillProblem&, ScanShape);
+extern template void load_prefill_kernels<64>();
+extern template void load_prefill_kernels<128>();
+
+// The whole call; `shape` is prefill_shape(p) but for tests and tuning.
+ScanShape prefill_shape(const PrefillProblem& p);
+void launch_prefill(const PrefillProblem& p, ScanShape shape);
+void make_plan(const PrefillProblem& p);
+
+}  // namespace gdn
