@@ -139,14 +139,13 @@ GDN_INLINE void add_values(const Values& values, int64_t token, int64_t row, Req
   }
 }
 
-// Hands out background work in equal shares.
-class BackgroundShares {
+// Hands out the lines of what is upcoming in equal shares.
+class UpcomingLines {
  public:
-  BackgroundShares(const Background& work, int steps)
-      : stream_(work.streams), end_(work.streams + work.count), store_(work.store) {
-    blocks_ = (store_->blocks() - store_->done + steps - 1) / steps;
+  UpcomingLines(const Upcoming& upcoming, int steps)
+      : stream_(upcoming.streams), end_(upcoming.streams + upcoming.count) {
     int64_t lines = 0;
-    for (const Background::Stream* s = stream_; s < end_; ++s) {
+    for (const Upcoming::Stream* s = stream_; s < end_; ++s) {
       lines += s->rows * static_cast<int64_t>(s->bytes / kLine + 1);
     }
     const int64_t share = (lines + steps - 1) / steps;
@@ -155,7 +154,6 @@ class BackgroundShares {
   }
 
   void take(Requests* requests) {
-    store_blocks(store_, blocks_);
     for (int n = 0; n < share_ && stream_ < end_; ++n) {
       requests->add(line_);
       line_ += kLine;
@@ -179,10 +177,8 @@ class BackgroundShares {
     row_end_ = row + stream_->bytes;
   }
 
-  const Background::Stream* stream_;
-  const Background::Stream* end_;
-  PendingStore* store_;
-  int64_t blocks_;
+  const Upcoming::Stream* stream_;
+  const Upcoming::Stream* end_;
   int64_t row_ = 0;
   uintptr_t line_ = 0, row_end_ = 0;
   int share_ = 0;
@@ -192,14 +188,20 @@ class BackgroundShares {
 // shadow of the other's solve; more would push the tiles (16 KB each at K = 128) out of L1.
 constexpr int kStrips = 2 * kTileV / kStripV;
 
-void advance(const Segment& segment, const Values& values, const Background& background,
-             float* tiles) {
+// Stores the rows of a finished strip; strips of four rows are stored in pairs.
+GDN_INLINE void store_strip(const float* tiles, const StateStore& store, int offset) {
+  const int end = offset + kStripV < store.to.dim_v ? offset + kStripV : store.to.dim_v;
+  if (end % 8 == 0) store_rows(tiles, store, offset / 8 * 8, end);
+}
+
+void advance(const Segment& segment, const Values& values, const Upcoming& upcoming,
+             const StateStore& store, float* tiles) {
   const int64_t tile_floats = static_cast<int64_t>(segment.dim_k) * kTileV;
   const int together = segment.dim_k <= 128 ? kStrips : kStrips / 2;
   const int strips_total = (values.dim_v + kStripV - 1) / kStripV;
   const bool from_zero = segment.minis[0].reset[segment.minis[0].first] >= 0;
   const int passes = segment.num_minis + (from_zero ? 0 : 1);
-  BackgroundShares shares(background, strips_total * passes);
+  UpcomingLines lines(upcoming, strips_total * passes);
   Strip strips[kStrips];
   for (int row = 0; row < values.dim_v;) {
     int count = 0;
@@ -211,12 +213,16 @@ void advance(const Segment& segment, const Values& values, const Background& bac
     for (int n = 0; n <= segment.num_minis; ++n) {
       for (int i = 0; i < count; ++i) {
         Requests requests;
-        if (n > 0 || !from_zero) shares.take(&requests);
+        if (n > 0 || !from_zero) lines.take(&requests);
         add_values(values, (n + kAhead) * kMini - segment.phase, strips[i].offset, &requests);
         if (kWidth == 1 || strips[i].left > kLanes) {
           step_strip<kWidth>(segment, n, values, &requests, &strips[i]);
         } else {
           step_strip<1>(segment, n, values, &requests, &strips[i]);
+        }
+        // At once, while the strip is in L1.
+        if (n == segment.num_minis && store.to.data != nullptr) {
+          store_strip(tiles, store, strips[i].offset);
         }
       }
     }

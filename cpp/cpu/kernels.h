@@ -84,23 +84,16 @@ struct StateRows {
   int32_t dim_k, dim_v;
 };
 
-// A state on its way to memory, in blocks of 8 V rows and 16 (the last of a row: 8) elements of K.
-struct PendingStore {
-  const float* tiles;
-  StateRows to;    // null data: nothing to store
+// Where the tiles go once a segment is done.
+struct StateStore {
+  StateRows to;    // null data: nowhere
   bool streaming;  // past the caches: fp32, K a multiple of 16, 64-byte aligned rows
-  int64_t done;    // blocks
-
-  int64_t blocks() const {
-    return to.data == nullptr ? 0 : static_cast<int64_t>(to.dim_v / 8) * ((to.dim_k + 15) / 16);
-  }
 };
 
-// What `advance` does in the shadow of its arithmetic: it stores the previous head's state, and it
-// requests memory that the task will touch after this segment (token rows of the next one, a page
-// about to be stored). Token rows of one head lie far apart, so no hardware prefetcher sees them
-// coming.
-struct Background {
+// Memory that the task will touch after this segment: token rows of the next one, a page about to
+// be stored. Token rows of one head lie far apart, so no hardware prefetcher sees them coming;
+// `advance` requests them line by line in the shadow of its arithmetic.
+struct Upcoming {
   struct Stream {
     const void* base;
     int64_t stride;  // bytes from row to row
@@ -109,7 +102,6 @@ struct Background {
   };
   Stream streams[6];
   int32_t count;
-  PendingStore* store;
 };
 
 // One token on V rows of one state head.
@@ -129,10 +121,10 @@ struct DecodeStep {
 struct Kernels {
   const char* isa;
   void (*load_tiles)(const StateRows&, float* tiles);
-  void (*store_blocks)(PendingStore*, int64_t blocks);  // the next `blocks`, or what is left
+  void (*store_tiles)(const float* tiles, const StateStore&);
   void (*finish_streaming)();  // before another thread may read what was streamed
   void (*prepare)(const SegmentInput&, Segment*);
-  void (*advance)(const Segment&, const Values&, const Background&, float* tiles);
+  void (*advance)(const Segment&, const Values&, const Upcoming&, const StateStore&, float* tiles);
   void (*decode)(const DecodeStep&);
 };
 

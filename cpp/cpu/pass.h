@@ -36,7 +36,8 @@ class Requests {
   GDN_INLINE void issue() {
     if (next_ == lines_ + count_) return;
     for (int i = 0; i < per_block_; ++i) {
-      __builtin_prefetch(reinterpret_cast<const void*>(*next_++), 0, 2);  // to L2: L1 is full of tiles
+      __builtin_prefetch(reinterpret_cast<const void*>(*next_++), 0,
+                         2);  // to L2: L1 is full of tiles
     }
   }
 

@@ -97,15 +97,14 @@ struct Task {
     }
   }
 
-  bool can_stream(const StateRows& to) const {
-    return streams && to.dtype == DType::kFloat32 && to.dim_k % 16 == 0 &&
-           reinterpret_cast<uintptr_t>(to.data) % 64 == 0;
+  StateStore store_to(const StateRows& to) const {
+    const bool streaming = streams && to.dtype == DType::kFloat32 && to.dim_k % 16 == 0 &&
+                           reinterpret_cast<uintptr_t>(to.data) % 64 == 0;
+    return {.to = to, .streaming = streaming};
   }
 
-  void finish(PendingStore* pending) const { kernels.store_blocks(pending, pending->blocks()); }
-
   void run_segment(const Buffers& b, int32_t head, int64_t done, int32_t tokens,
-                   const Background& background) const {
+                   const Upcoming& upcoming, const StateStore& store) const {
     const int64_t token = sequence.begin + done;
     for (int32_t t = 0; t < tokens; ++t) {
       b.alpha[t] = read_alpha(p.gates, token + t, head);
@@ -134,15 +133,15 @@ struct Task {
                      .tokens_left = sequence.length - done,
                      .io = p.io,
                      .dim_v = dim_v},
-                    background, b.tiles_of(head));
+                    upcoming, store, b.tiles_of(head));
   }
 
   bool reads_state() const { return p.initial && sequence.read_row >= 0; }
 
   // What the task touches after `head`'s tokens up to `end`: the state it stores then, and the
   // tokens of the next head or, after the last one, of the next segment.
-  Background upcoming(int32_t head, int64_t done, int64_t end, const StateRows& to_store) const {
-    Background work{};
+  Upcoming upcoming(int32_t head, int64_t done, int64_t end, const StateStore& store) const {
+    Upcoming work{};
     const auto add = [&](const void* base, int64_t stride, int64_t count, int32_t elements,
                          DType dtype) {
       if (base == nullptr) return;
@@ -153,8 +152,8 @@ struct Task {
                                     .bytes = static_cast<int32_t>(elements * bytes)};
     };
     const Heads& heads = p.heads;
-    if (!can_stream(to_store)) {
-      add(to_store.data, heads.dim_k, dim_v, heads.dim_k, to_store.dtype);
+    if (!store.streaming) {
+      add(store.to.data, heads.dim_k, dim_v, heads.dim_k, store.to.dtype);
     }
     if (++head == end_head) {
       head = first_head;
@@ -173,41 +172,32 @@ struct Task {
     return work;
   }
 
-  // Advances the segment [done, end) of one head and leaves its last store pending.
-  void run_head(const Buffers& b, int32_t head, int64_t done, int64_t end, int64_t page,
-                PendingStore* pending) const {
+  // Advances the segment [done, end) of one head and stores where it ends a page or the sequence.
+  void run_head(const Buffers& b, int32_t head, int64_t done, int64_t end, int64_t page) const {
     float* tiles = b.tiles_of(head);
-    if (pending->tiles == tiles) finish(pending);
     if (done == 0 && reads_state()) {
       kernels.load_tiles(rows(p.initial, sequence.read_row, head), tiles);
     }
     const int64_t last = end == sequence.length ? sequence.write_row : -1;
-    const StateRows page_store = rows(p.checkpoints, page, head);
-    const StateRows final_store = rows(p.output_state, last, head);
-    const bool ends_page = page_store.data != nullptr;
-    Background work = upcoming(head, done, end, ends_page ? page_store : final_store);
-    work.store = pending;
-    run_segment(b, head, done, static_cast<int32_t>(end - done), work);
-    finish(pending);
-    for (const StateRows& to : {page_store, final_store}) {
-      if (to.data == nullptr) continue;
-      finish(pending);
-      *pending = {.tiles = tiles, .to = to, .streaming = can_stream(to), .done = 0};
-    }
+    const StateStore page_store = store_to(rows(p.checkpoints, page, head));
+    const StateStore final_store = store_to(rows(p.output_state, last, head));
+    const bool ends_page = page_store.to.data != nullptr;
+    const StateStore& first = ends_page ? page_store : final_store;
+    run_segment(b, head, done, static_cast<int32_t>(end - done), upcoming(head, done, end, first),
+                first);
+    if (ends_page && final_store.to.data != nullptr) kernels.store_tiles(tiles, final_store);
   }
 
   void run(const Buffers& b) const {
     const Sequence& s = sequence;
-    PendingStore pending{};
     int64_t checkpoint = 0;
     for (int64_t done = 0, end; done < s.length; done = end) {
       end = done + segment_length(s, done);
       const bool ends_page =
           p.checkpoints && p.checkpoint_every > 0 && (s.prefix + end) % p.checkpoint_every == 0;
       const int64_t page = ends_page ? checkpoint_row(p, s, checkpoint++) : -1;
-      for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, done, end, page, &pending);
+      for (int32_t h = first_head; h < end_head; ++h) run_head(b, h, done, end, page);
     }
-    finish(&pending);
     if (streams) kernels.finish_streaming();
   }
 };

@@ -49,24 +49,21 @@ GDN_INLINE void store_block(const float* tile, const StateRows& to, int64_t at, 
   }
 }
 
-void store_blocks(PendingStore* pending, int64_t blocks) {
-  const StateRows& to = pending->to;
-  const int64_t left = pending->blocks() - pending->done;
-  const int64_t end = pending->done + (blocks < left ? blocks : left);
-  if (end == pending->done) return;
+// Rows [begin, end) of the tiles, multiples of 8.
+GDN_INLINE void store_rows(const float* tiles, const StateStore& store, int begin, int end) {
+  const StateRows& to = store.to;
   const int64_t tile_floats = static_cast<int64_t>(to.dim_k) * kTileV;
-  const int per_row = (to.dim_k + 15) / 16;
-  int v = static_cast<int>(pending->done / per_row) * 8;
-  int k = static_cast<int>(pending->done % per_row) * 16;
-  for (; pending->done < end; ++pending->done) {
-    const float* tile = pending->tiles + v / kTileV * tile_floats + v % kTileV + k * kTileV;
-    store_block(tile, to, static_cast<int64_t>(v) * to.dim_k + k, k + 8 < to.dim_k,
-                pending->streaming);
-    k += 16;
-    if (k < to.dim_k) continue;
-    k = 0;
-    v += 8;
+  for (int v = begin; v < end; v += 8) {
+    const float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
+    for (int k = 0; k < to.dim_k; k += 16) {
+      store_block(tile + k * kTileV, to, static_cast<int64_t>(v) * to.dim_k + k, k + 8 < to.dim_k,
+                  store.streaming);
+    }
   }
+}
+
+void store_tiles(const float* tiles, const StateStore& store) {
+  store_rows(tiles, store, 0, store.to.dim_v);
 }
 
 }  // namespace

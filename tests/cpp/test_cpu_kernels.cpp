@@ -114,9 +114,6 @@ void test_segment(const Kernels& kernels, const Case& c) {
                    .alpha = in.alpha.data(),
                    .beta = in.beta.data()},
                   &segment);
-  PendingStore none{};
-  Background background{};
-  background.store = &none;
   kernels.advance(segment,
                   {.v = in.v.data(),
                    .output = output.data(),
@@ -125,12 +122,9 @@ void test_segment(const Kernels& kernels, const Case& c) {
                    .tokens_left = c.tokens,
                    .io = DType::kFloat32,
                    .dim_v = c.dim_v},
-                  background, tiles.data());
-  PendingStore store{.tiles = tiles.data(),
-                     .to = {stored.data(), DType::kFloat32, c.dim_k, c.dim_v},
-                     .streaming = false,
-                     .done = 0};
-  while (store.done < store.blocks()) kernels.store_blocks(&store, 3);
+                  Upcoming{},
+                  {.to = {stored.data(), DType::kFloat32, c.dim_k, c.dim_v}, .streaming = false},
+                  tiles.data());
   take_guard(&output);
   take_guard(&stored);
   const int64_t nan = std::max(c.reset, 0) * c.dim_v;  // what comes before the reset
@@ -147,9 +141,7 @@ void test_streaming(const Kernels& kernels) {
   std::vector<float> tiles(kDim * kDim);
   for (int i = 0; i < kDim * kDim; ++i) from[i] = static_cast<float>(i);
   kernels.load_tiles({from, DType::kFloat32, kDim, kDim}, tiles.data());
-  PendingStore store{
-      .tiles = tiles.data(), .to = {to, DType::kFloat32, kDim, kDim}, .streaming = true, .done = 0};
-  kernels.store_blocks(&store, store.blocks());
+  kernels.store_tiles(tiles.data(), {.to = {to, DType::kFloat32, kDim, kDim}, .streaming = true});
   kernels.finish_streaming();
   CHECK(std::memcmp(from, to, sizeof from) == 0);
 }
@@ -198,9 +190,7 @@ void test_conversions(const Kernels& kernels, DType dtype) {
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   const auto through = [&](const void* data, DType from, void* to, DType as) {
     kernels.load_tiles({const_cast<void*>(data), from, kDim, kDim}, tiles.data());
-    PendingStore store{
-        .tiles = tiles.data(), .to = {to, as, kDim, kDim}, .streaming = false, .done = 0};
-    kernels.store_blocks(&store, store.blocks());
+    kernels.store_tiles(tiles.data(), {.to = {to, as, kDim, kDim}, .streaming = false});
   };
   through(all.data(), dtype, wide.data(), DType::kFloat32);
   through(wide.data(), DType::kFloat32, back.data(), dtype);
