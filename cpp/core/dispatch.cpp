@@ -20,9 +20,15 @@ struct Table {
 };
 
 #if defined(GDN_WITH_CUDA)
+#if defined(GDN_WITH_SM90)
+constexpr const PrefillRow* kPrefillRows[] = {&kPrefillCudaSm90, &kPrefillCudaPortable,
+                                              &kPrefillCpu};
+constexpr const char* kUnbuiltPrefill[] = {nullptr};
+#else
 constexpr const PrefillRow* kPrefillRows[] = {&kPrefillCudaPortable, &kPrefillCpu};
-constexpr const DecodeRowKernel* kDecodeRows[] = {&kDecodeCuda, &kDecodeCpu};
 constexpr const char* kUnbuiltPrefill[] = {"cuda_sm90", nullptr};
+#endif
+constexpr const DecodeRowKernel* kDecodeRows[] = {&kDecodeCuda, &kDecodeCpu};
 constexpr const char* kUnbuiltDecode[] = {nullptr};
 constexpr bool kWithCuda = true;
 #else

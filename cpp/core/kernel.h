@@ -41,6 +41,9 @@ extern const PageTableKernels kPageTableCpu;
 
 #if defined(GDN_WITH_CUDA)
 extern const PrefillRow kPrefillCudaPortable;
+#if defined(GDN_WITH_SM90)
+extern const PrefillRow kPrefillCudaSm90;
+#endif
 extern const DecodeRowKernel kDecodeCuda;
 extern const PageTableKernels kPageTableCuda;
 

@@ -49,6 +49,9 @@ void load_all_kernels() {
   load_page_table_kernels();
   load_decode_kernels();
   load_prefill_portable_kernels();
+#if defined(GDN_WITH_SM90)
+  load_prefill_sm90_kernels();
+#endif
 }
 
 // The device is current.

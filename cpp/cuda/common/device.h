@@ -47,5 +47,6 @@ class LaunchScope {
 void load_page_table_kernels();
 void load_decode_kernels();
 void load_prefill_portable_kernels();
+void load_prefill_sm90_kernels();  // nothing to load on other GPUs
 
 }  // namespace gdn

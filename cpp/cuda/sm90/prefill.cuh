@@ -1,0 +1,53 @@
+// Launches of one prefill call on Hopper: plan, then prepare and scan per slab.
+#pragma once
+
+#include "cuda/common/device.h"
+#include "cuda/common/launch.h"
+#include "cuda/sm90/prepare.cuh"
+#include "cuda/sm90/scan.cuh"
+
+namespace gdn::sm90 {
+
+inline int32_t inverse_warps(const PrefillParams& params) {
+  return params.group >= 3 ? 4 : params.group;
+}
+
+// slab_chunks bounds the chunks of a slab; the kernels see how many there are.
+template <class T>
+void launch_prepare(const HopperParams& params, const Device& device) {
+  const int32_t warps = inverse_warps(params.call);
+  launch(prepare_inverses<T>,
+         {.blocks = int64_t{params.call.slab_chunks} * params.call.units,
+          .threads = 32 * warps,
+          .shared_bytes = static_cast<size_t>(PrepareMap::bytes(warps)),
+          .stream = device.stream,
+          .early_start = true},
+         params, "prepare_inverses");
+}
+
+template <class T>
+void launch_scan(const HopperParams& params, const Device& device) {
+  const int64_t items = int64_t{params.call.slab_chunks} * params.call.heads.state;
+  launch(scan_chunks<T>,
+         {.blocks = std::min<int64_t>(device_info(device.id).num_sms, items),
+          .threads = ScanTraits::kThreads,
+          .shared_bytes = ScanTraits::kSharedBytes,
+          .stream = device.stream,
+          .early_start = true},
+         params, "scan_chunks");
+}
+
+template <class T>
+void load_kernels() {
+  load_kernel(prepare_inverses<T>, "prepare_inverses", PrepareMap::bytes(PrepareMap::kMaxWarps));
+  load_kernel(scan_chunks<T>, "scan_chunks", ScanTraits::kSharedBytes);
+}
+
+extern template void launch_prepare<bf16>(const HopperParams&, const Device&);
+extern template void launch_prepare<fp16>(const HopperParams&, const Device&);
+extern template void launch_scan<bf16>(const HopperParams&, const Device&);
+extern template void launch_scan<fp16>(const HopperParams&, const Device&);
+extern template void load_kernels<bf16>();
+extern template void load_kernels<fp16>();
+
+}  // namespace gdn::sm90

@@ -1,0 +1,196 @@
+// The loader role of the scan and the items it draws: (sequence, state head) pairs of one slab.
+#pragma once
+
+#include <climits>
+
+#include "cuda/sm90/rows.cuh"
+#include "cuda/sm90/scan_item.cuh"
+
+namespace gdn::sm90 {
+
+// The part of a sequence that lies in a slab, for one state head.
+__device__ __forceinline__ void make_item(const PrefillParams& p, const SequenceEntry& sequence,
+                                          SlabRange slab, int32_t head, ScanItem& item) {
+  const int32_t sequence_end = sequence.chunk_begin + sequence.chunk_count();
+  const int32_t begin = max(sequence.chunk_begin, slab.begin), end = min(sequence_end, slab.end);
+  const int32_t done = begin - sequence.chunk_begin;
+  const ChunkRows first = chunk_rows(sequence, done);
+  item.chunks = end - begin;
+  item.origin = static_cast<int32_t>(first.origin);
+  item.first_row = first.first;
+  item.last_row = chunk_rows(sequence, done + item.chunks - 1).last;
+  item.record = (begin - slab.begin) * p.heads.state + head;
+  item.head = head;
+  item.q_head = p.heads.q_of(head);
+  item.k_head = p.heads.k_of(head);
+  item.v_head = p.heads.v_of(head);
+
+  item.page_end = INT_MAX;
+  if (p.checkpoints) {
+    const int32_t passed = done >= sequence.first_checkpoint
+                               ? (done - sequence.first_checkpoint) / p.checkpoint_chunks + 1
+                               : 0;
+    const int64_t page_end =
+        sequence.first_checkpoint + static_cast<int64_t>(passed) * p.checkpoint_chunks - done;
+    item.page_end = static_cast<int32_t>(page_end < INT_MAX ? page_end : INT_MAX);
+    item.checkpoint = sequence.checkpoint_start + passed;
+  }
+
+  const int64_t offset = static_cast<int64_t>(head) * (kDim * kDim);
+  const auto place = [&](const Pool& pool, int32_t row) -> char* {
+    if (!pool || row < 0) return nullptr;
+    const int bytes = pool.dtype == DType::kFloat32 ? 4 : 2;
+    return static_cast<char*>(pool.data) + (row * pool.row_stride + offset) * bytes;
+  };
+  const bool resumed = done > 0, cut = sequence_end > slab.end;
+  item.state_in = resumed ? reinterpret_cast<const char*>(p.handover_in + offset)
+                          : place(p.initial, sequence.read_row);
+  item.dtype_in = static_cast<int32_t>(resumed ? DType::kFloat32 : p.initial.dtype);
+  item.state_out = cut ? reinterpret_cast<char*>(p.handover_out + offset)
+                       : place(p.output_state, sequence.write_row);
+  item.dtype_out = static_cast<int32_t>(cut ? DType::kFloat32 : p.output_state.dtype);
+}
+
+template <class T>
+struct LoaderRole {
+  using Traits = ScanTraits;
+
+  const HopperParams& p;
+  uint32_t shared;
+  ScanItem* item_slots;
+  int warp;
+  SlabRange slab;
+  int32_t first_sequence;
+  int32_t num_items;
+  Ring<Traits::kItemStages> items;
+  Ring<Traits::kKeyStages> keys;
+  Ring<Traits::kQueryStages> queries;
+  Ring<Traits::kInverseStages> inverses;
+  Ring<Traits::kGateStages> gates;
+
+  static __device__ __forceinline__ void sync() { sync_threads(Traits::kLoaderSync, 128); }
+
+  // By thread 0: the next item that has work, or the end.
+  __device__ __forceinline__ void draw_item(ScanItem& item) const {
+    for (;;) {
+      const int32_t ticket = atomicAdd(p.next_item, 1);
+      if (ticket >= num_items) {
+        item.chunks = 0;
+        return;
+      }
+      const int32_t heads = p.call.heads.state;
+      const SequenceEntry sequence = p.call.entries[first_sequence + ticket / heads];
+      if (!sequence.live()) continue;
+      make_item(p.call, sequence, slab, ticket % heads, item);
+      return;
+    }
+  }
+
+  // The state of an item comes from far: it is on its way to L2 before the item is reached.
+  __device__ __forceinline__ void prefetch_state(const ScanItem& item, int thread) const {
+    const auto* state = static_cast<const char*>(item.state_in);
+    if (state == nullptr) return;
+    const int bytes = kDim * kDim * (static_cast<DType>(item.dtype_in) == DType::kFloat32 ? 4 : 2);
+    for (int at = thread * 128; at < bytes; at += 128 * 128) prefetch_l2(state + at);
+  }
+
+  // Rows by this warpgroup's threads, after warp 0 has seen the stage empty.
+  __device__ __forceinline__ void copy(const Tensor& source, int head, uint32_t tile,
+                                       const ChunkRows& rows) const {
+    sync();
+    copy_rows<T>({.source = source, .head = head, .tile = tile, .normalize = p.call.qk_l2norm},
+                 rows, 32 * warp + fresh_lane(), 128);
+    fence_async_proxy();
+    sync();
+  }
+
+  static __device__ __forceinline__ void load_tile(const CUtensorMap& map, int head, int token,
+                                                   uint32_t tile, uint32_t full) {
+    tensor_load(tile, &map, 0, head, token, full);
+    tensor_load(tile + kPanel, &map, 64, head, token, full);
+  }
+
+  // The packed triangle, panel by panel; what lies above it in shared memory stays.
+  static __device__ __forceinline__ void load_inverse(const uint8_t* source, uint32_t tile,
+                                                      uint32_t full) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      bulk_load(tile + 2048 * j + 512 * j, source + inverse_panel(j), inverse_panel_bytes(j), full);
+    }
+  }
+
+  __device__ __forceinline__ void load_chunk(uint32_t item, int chunk, int chunks) {
+    const int token = GDN_ITEM(item, origin) + chunk * static_cast<int>(kChunk);
+    const RowRange range = item_rows(item, chunk, chunks);
+    const ChunkRows rows = {.origin = token, .first = range.first, .last = range.last};
+    const int64_t record =
+        GDN_ITEM(item, record) + static_cast<int64_t>(chunk) * p.call.heads.state;
+
+    // K, and the gates with it. Foreign rows of K would reach products with zero weights, where a
+    // NaN survives; those of Q and V only reach places that are not used.
+    const bool copy_keys = p.call.qk_l2norm || !range.whole();
+    const uint32_t k_tile = shared + Traits::kKeys + keys.stage * kTile;
+    const uint32_t key_full = shared + keys.of(Traits::kKeyFull);
+    if (warp == 0) barrier_wait(shared + keys.of(Traits::kKeyEmpty), keys.parity ^ 1);
+    if (copy_keys) copy(p.call.k, GDN_ITEM(item, k_head), k_tile, rows);
+    if (warp == 0 && fresh_lane() == 0) {
+      barrier_arrive_expect(key_full, sizeof(GateBlock) + (copy_keys ? 0 : kTile));
+      if (!copy_keys) load_tile(p.k_map, GDN_ITEM(item, k_head), token, k_tile, key_full);
+      bulk_load(shared + Traits::kGates + gates.stage * sizeof(GateBlock), p.gates + record,
+                sizeof(GateBlock), key_full);
+    }
+    __syncwarp();
+
+    if (warp == 0) {
+      barrier_wait(shared + inverses.of(Traits::kInverseEmpty), inverses.parity ^ 1);
+      if (fresh_lane() == 0) {
+        const uint32_t full = shared + inverses.of(Traits::kInverseFull);
+        barrier_arrive_expect(full, kInverseBytes);
+        load_inverse(p.inverses + record * kInverseBytes,
+                     shared + Traits::kInverses + inverses.stage * kPanel, full);
+      }
+      __syncwarp();
+    }
+
+    const bool copy_queries = p.call.qk_l2norm;
+    const uint32_t q_tile = shared + Traits::kQueries + queries.stage * kTile;
+    const uint32_t query_full = shared + queries.of(Traits::kQueryFull);
+    if (warp == 0) barrier_wait(shared + queries.of(Traits::kQueryEmpty), queries.parity ^ 1);
+    if (copy_queries) copy(p.call.q, GDN_ITEM(item, q_head), q_tile, rows);
+    if (warp == 0 && fresh_lane() == 0) {
+      if (copy_queries) {
+        barrier_arrive(query_full);
+      } else {
+        barrier_arrive_expect(query_full, kTile);
+        load_tile(p.q_map, GDN_ITEM(item, q_head), token, q_tile, query_full);
+      }
+    }
+    __syncwarp();
+    keys.advance();
+    queries.advance();
+    inverses.advance();
+    gates.advance();
+  }
+
+  __device__ __forceinline__ void run() {
+    for (;; items.advance()) {
+      ScanItem& slot = item_slots[items.stage];
+      if (warp == 0) {
+        barrier_wait(shared + items.of(Traits::kItemEmpty), items.parity ^ 1);
+        if (fresh_lane() == 0) draw_item(slot);
+        __syncwarp();
+      }
+      sync();
+      const int thread = 32 * warp + fresh_lane();
+      if (thread == 0) barrier_arrive(shared + items.of(Traits::kItemFull));
+      const uint32_t item = shared + Traits::kItems + items.stage * sizeof(ScanItem);
+      const int chunks = GDN_ITEM(item, chunks);
+      if (chunks == 0) break;
+      prefetch_state(slot, thread);
+#pragma unroll 1
+      for (int chunk = 0; chunk < chunks; ++chunk) load_chunk(item, chunk, chunks);
+    }
+  }
+};
+
+}  // namespace gdn::sm90

@@ -1,0 +1,137 @@
+// Tiles, stages, roles, registers and the shared-memory map of the Hopper prefill kernels.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/sm80/params.h"
+
+namespace gdn::sm90 {
+
+inline constexpr int kDim = 128;                // head size
+inline constexpr int kPanel = kChunk * 64 * 2;  // bytes of 64 rows x 64 columns
+inline constexpr int kTile = 2 * kPanel;        // of 64 rows x 128 columns
+
+// The lower triangle of That: four panels of 16 columns, panel j from row 16 j on.
+inline constexpr int kInverseBytes = 5120;
+
+// Where panel j begins in the packed triangle. Unpacked, row t of panel j is at 2048 j + 32 t.
+GDN_HOST_DEVICE constexpr int inverse_panel(int j) { return 512 * (4 * j - j * (j - 1) / 2); }
+GDN_HOST_DEVICE constexpr int inverse_panel_bytes(int j) { return 512 * (4 - j); }
+static_assert(inverse_panel(4) == kInverseBytes);
+
+// Gates of one chunk and head, fp32. c_t = log2 of the product of alpha up to t, G_t = 2^c_t.
+struct alignas(16) GateBlock {
+  float log2[kChunk];        // c_t
+  float from_start[kChunk];  // G_t, in fragment order (gate_place)
+  float scaled[kChunk];      // scale G_t, in fragment order
+  float to_end[kChunk];      // 2^(c_C - c_t), never formed as a quotient
+  float total;               // G_C
+  float unused[3];
+};
+static_assert(sizeof(GateBlock) == 1040);
+
+// What the loader hands to the other roles for one (sequence, state head) of a slab.
+struct alignas(16) ScanItem {
+  int32_t chunks;     // 0: no more items
+  int32_t origin;     // token of the first chunk's row 0; it may lie before the sequence
+  int32_t first_row;  // of the first chunk
+  int32_t last_row;   // of the last chunk, past the end
+  int32_t record;     // first chunk x heads + head: index into inverses and gate blocks
+  int32_t head;       // state and output head
+  int32_t q_head;
+  int32_t k_head;
+  int32_t v_head;
+  int32_t page_end;    // chunks up to the first page end; INT32_MAX: none
+  int32_t checkpoint;  // entry of that page end
+  int32_t unused;
+  const void* state_in;  // [128, 128] of this head; null: zero
+  void* state_out;       // null: not stored
+  int32_t dtype_in;      // DType
+  int32_t dtype_out;
+};
+static_assert(sizeof(ScanItem) == 80);
+
+// By value to both kernels.
+struct HopperParams {
+  CUtensorMap q_map, k_map, v_map, output_map;
+  PrefillParams call;
+  uint8_t* inverses;   // [slab_chunks, H, kInverseBytes]: That of a chunk, swizzled
+  GateBlock* gates;    // [slab_chunks, H]
+  int32_t* next_item;  // ticket of the scan; prepare clears it
+  int32_t slab;
+  int32_t num_slabs;
+};
+
+// Chunks of one slab, numbered over all sequences.
+struct SlabRange {
+  int32_t begin;
+  int32_t end;
+};
+
+// Slabs share the chunks that there are evenly: the host knows only their bound.
+GDN_HOST_DEVICE inline SlabRange slab_range(int32_t chunks, int32_t slab, int32_t num_slabs) {
+  const int32_t each = (chunks + num_slabs - 1) / num_slabs;
+  const int64_t begin = static_cast<int64_t>(slab) * each, end = begin + each;
+  return {.begin = static_cast<int32_t>(begin < chunks ? begin : chunks),
+          .end = static_cast<int32_t>(end < chunks ? end : chunks)};
+}
+
+// Scan: two state warpgroups of 64 rows of V each, one auxiliary warpgroup, one loader warpgroup.
+struct ScanTraits {
+  static constexpr int kStateGroups = 2;
+  static constexpr int kAuxGroup = kStateGroups;
+  static constexpr int kLoaderGroup = kStateGroups + 1;
+  static constexpr int kThreads = 128 * (kStateGroups + 2);
+  // NOTE: below 176 registers the state role spills (nvcc 13.0). The sum is 512, all of an SM.
+  static constexpr int kStateRegisters = 176;
+  static constexpr int kAuxRegisters = 120;
+  static constexpr int kLoaderRegisters = 40;
+
+  static constexpr int kKeyStages = 4;
+  static constexpr int kQueryStages = 3;
+  static constexpr int kInverseStages = 3;
+  static constexpr int kPairStages = 2;  // V with O, X, R
+  // A block is last read one chunk after its K; then K's ring holds back the refill.
+  static constexpr int kGateStages = 6;
+  static constexpr int kItemStages = 4;
+
+  // Bytes from the start of shared memory, which is aligned to 1024.
+  static constexpr int kKeys = 0;
+  static constexpr int kQueries = kKeys + kKeyStages * kTile;
+  static constexpr int kValues = kQueries + kQueryStages * kTile;  // O leaves through V's place
+  static constexpr int kX = kValues + kPairStages * kStateGroups * kPanel;
+  static constexpr int kR = kX + kPairStages * kTile;
+  static constexpr int kInverses = kR + kPairStages * kPanel;
+  static constexpr int kGates = kInverses + kInverseStages * kPanel;
+  static constexpr int kItems = kGates + kGateStages * static_cast<int>(sizeof(GateBlock));
+  static constexpr int kBarriers = kItems + kItemStages * static_cast<int>(sizeof(ScanItem));
+
+  // mbarriers, 8 bytes each; "full" ends with the data in place, "empty" with the last reader.
+  static constexpr int kKeyFull = kBarriers;
+  static constexpr int kKeyEmpty = kKeyFull + 8 * kKeyStages;
+  static constexpr int kQueryFull = kKeyEmpty + 8 * kKeyStages;
+  static constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages;
+  static constexpr int kInverseFull = kQueryEmpty + 8 * kQueryStages;
+  static constexpr int kInverseEmpty = kInverseFull + 8 * kInverseStages;
+  static constexpr int kValueFull = kInverseEmpty + 8 * kInverseStages;  // [group][stage]
+  static constexpr int kXFull = kValueFull + 8 * kPairStages * kStateGroups;
+  static constexpr int kXEmpty = kXFull + 8 * kPairStages;
+  static constexpr int kRFull = kXEmpty + 8 * kPairStages;
+  static constexpr int kREmpty = kRFull + 8 * kPairStages;
+  static constexpr int kItemFull = kREmpty + 8 * kPairStages;
+  static constexpr int kItemEmpty = kItemFull + 8 * kItemStages;
+  static constexpr int kSharedBytes = kItemEmpty + 8 * kItemStages;
+
+  // Named barriers; 0 is __syncthreads.
+  static constexpr int kOutputSync = 1;                     // + state group
+  static constexpr int kTurn = kOutputSync + kStateGroups;  // + state group
+  static constexpr int kLoaderSync = kTurn + kStateGroups;
+};
+static_assert(ScanTraits::kSharedBytes <= 232448);
+static_assert(2 * ScanTraits::kStateRegisters + ScanTraits::kAuxRegisters +
+                  ScanTraits::kLoaderRegisters ==
+              512);
+
+}  // namespace gdn::sm90
