@@ -35,7 +35,7 @@ __device__ __forceinline__ SequenceEntry plan_entry(const PrefillProblem& p, con
   if (s.live && p.checkpoint_every > 0) {
     const int64_t grid_begin = s.prefix - s.prefix % kChunk;
     const int64_t to_page_end = p.checkpoint_every - grid_begin % p.checkpoint_every;
-    entry.first_checkpoint = static_cast<int32_t>(to_page_end / kChunk);
+    entry.first_checkpoint = static_cast<int32_t>(min(to_page_end / kChunk, int64_t{INT32_MAX}));
   }
   return entry;
 }
