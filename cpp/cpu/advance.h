@@ -115,8 +115,8 @@ GDN_INLINE void step_strip(const Segment& segment, int n, const Values& values, 
   }
 }
 
-// NOTE: farther ahead the lines of tokens 8 KB apart evict each other from their few L2 sets.
-constexpr int kAhead = 2;  // mini-chunks
+// How far ahead token rows are requested. NOTE: 1, 2 and 8 mini-chunks measure alike.
+constexpr int kAhead = 2;
 
 constexpr uintptr_t kLine = 64;
 
@@ -184,46 +184,43 @@ class UpcomingLines {
   int share_ = 0;
 };
 
-// NOTE: strips of up to two tiles advance together, so that the dot products of one run in the
-// shadow of the other's solve; more would push the tiles (16 KB each at K = 128) out of L1.
-constexpr int kStrips = 2 * kTileV / kStripV;
-
-// Stores the rows of a finished strip; strips of four rows are stored in pairs.
-GDN_INLINE void store_strip(const float* tiles, const StateStore& store, int offset) {
-  const int end = offset + kStripV < store.to.dim_v ? offset + kStripV : store.to.dim_v;
-  if (end % 8 == 0) store_rows(tiles, store, offset / 8 * 8, end);
+// Stores the rows of a finished strip at once, while it is in L1; strips of four rows in pairs.
+GDN_INLINE void store_strip(const StateStore& store, const Strip& strip) {
+  const int end = strip.offset + kStripV < store.to.dim_v ? strip.offset + kStripV : store.to.dim_v;
+  const int begin = strip.offset / 8 * 8;
+  if (end % 8 == 0) store_rows(strip.tile - (strip.offset - begin), store, begin, end);
 }
 
+// The strips of a tile go through the segment side by side: they share its q and k in L1, and the
+// dot products of one run in the shadow of another's solve. NOTE: two tiles side by side measure
+// the same.
 void advance(const Segment& segment, const Values& values, const Upcoming& upcoming,
              const StateStore& store, float* tiles) {
+  constexpr int kStrips = kTileV / kStripV;
   const int64_t tile_floats = static_cast<int64_t>(segment.dim_k) * kTileV;
-  const int together = segment.dim_k <= 128 ? kStrips : kStrips / 2;
-  const int strips_total = (values.dim_v + kStripV - 1) / kStripV;
-  const bool from_zero = segment.minis[0].reset[segment.minis[0].first] >= 0;
-  const int passes = segment.num_minis + (from_zero ? 0 : 1);
-  UpcomingLines lines(upcoming, strips_total * passes);
-  Strip strips[kStrips];
-  for (int row = 0; row < values.dim_v;) {
+  const MiniChunk& first = segment.minis[0];
+  const bool from_zero = first.reset[first.first] >= 0;
+  const int strips_in_all = (values.dim_v + kStripV - 1) / kStripV;
+  UpcomingLines lines(upcoming, strips_in_all * (segment.num_minis + (from_zero ? 0 : 1)));
+  for (int row = 0; row < values.dim_v; row += kTileV, tiles += tile_floats) {
+    Strip strips[kStrips];
     int count = 0;
-    for (; count < together && row < values.dim_v; ++count, row += kStripV) {
-      strips[count].tile = tiles + row / kTileV * tile_floats + row % kTileV;
-      strips[count].offset = row;
-      strips[count].left = values.dim_v - row;
+    for (int v = 0; v < kTileV && row + v < values.dim_v; v += kStripV) {
+      strips[count].tile = tiles + v;
+      strips[count].offset = row + v;
+      strips[count++].left = values.dim_v - row - v;
     }
     for (int n = 0; n <= segment.num_minis; ++n) {
-      for (int i = 0; i < count; ++i) {
+      for (Strip* strip = strips; strip < strips + count; ++strip) {
         Requests requests;
         if (n > 0 || !from_zero) lines.take(&requests);
-        add_values(values, (n + kAhead) * kMini - segment.phase, strips[i].offset, &requests);
-        if (kWidth == 1 || strips[i].left > kLanes) {
-          step_strip<kWidth>(segment, n, values, &requests, &strips[i]);
+        add_values(values, (n + kAhead) * kMini - segment.phase, strip->offset, &requests);
+        if (kWidth == 1 || strip->left > kLanes) {
+          step_strip<kWidth>(segment, n, values, &requests, strip);
         } else {
-          step_strip<1>(segment, n, values, &requests, &strips[i]);
+          step_strip<1>(segment, n, values, &requests, strip);
         }
-        // At once, while the strip is in L1.
-        if (n == segment.num_minis && store.to.data != nullptr) {
-          store_strip(tiles, store, strips[i].offset);
-        }
+        if (n == segment.num_minis && store.to.data != nullptr) store_strip(store, *strip);
       }
     }
   }

@@ -49,12 +49,10 @@ GDN_INLINE void store_block(const float* tile, const StateRows& to, int64_t at, 
   }
 }
 
-// Rows [begin, end) of the tiles, multiples of 8.
-GDN_INLINE void store_rows(const float* tiles, const StateStore& store, int begin, int end) {
+// Rows [begin, end) of the state, multiples of 8 inside one tile; `tile` is at row `begin`.
+GDN_INLINE void store_rows(const float* tile, const StateStore& store, int begin, int end) {
   const StateRows& to = store.to;
-  const int64_t tile_floats = static_cast<int64_t>(to.dim_k) * kTileV;
-  for (int v = begin; v < end; v += 8) {
-    const float* tile = tiles + v / kTileV * tile_floats + v % kTileV;
+  for (int v = begin; v < end; v += 8, tile += 8) {
     for (int k = 0; k < to.dim_k; k += 16) {
       store_block(tile + k * kTileV, to, static_cast<int64_t>(v) * to.dim_k + k, k + 8 < to.dim_k,
                   store.streaming);
@@ -63,7 +61,10 @@ GDN_INLINE void store_rows(const float* tiles, const StateStore& store, int begi
 }
 
 void store_tiles(const float* tiles, const StateStore& store) {
-  store_rows(tiles, store, 0, store.to.dim_v);
+  const int64_t tile_floats = static_cast<int64_t>(store.to.dim_k) * kTileV;
+  for (int v = 0; v < store.to.dim_v; v += kTileV, tiles += tile_floats) {
+    store_rows(tiles, store, v, v + kTileV < store.to.dim_v ? v + kTileV : store.to.dim_v);
+  }
 }
 
 }  // namespace
