@@ -198,17 +198,28 @@ nb::object dlpack_capsule(const ArrayView& view, bool on_cuda) {
   if (on_cuda) arguments["stream"] = -1;
   arguments["max_version"] = nb::make_tuple(1, 1);
   try {
+    try {
+      return method(**arguments);
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+    }
+    nb::str key("max_version");
+    PyDict_DelItem(arguments.ptr(), key.ptr());
     return method(**arguments);
   } catch (nb::python_error& error) {
-    if (error.matches(PyExc_TypeError)) {
-      PyObject* key = nb::str("max_version").release().ptr();
-      PyDict_DelItem(arguments.ptr(), key);
-      Py_DECREF(key);
-      return method(**arguments);
-    }
     const std::string reason = nb::cast<std::string>(nb::str(error.value()));
     nb::raise_from(error, PyExc_ValueError, "%s: %s cannot be shared by DLPack: %s", view.name,
                    type_of(view.object).c_str(), reason.c_str());
+  }
+}
+
+int dlpack_device_type(const ArrayView& view) {
+  try {
+    nb::object device = view.object.attr("__dlpack_device__")();
+    return nb::cast<int>(nb::int_(device[0]));
+  } catch (nb::python_error& error) {
+    nb::raise_from(error, PyExc_ValueError, "%s: %s.__dlpack_device__() gave no device type",
+                   view.name, type_of(view.object).c_str());
   }
 }
 
@@ -224,8 +235,7 @@ void view_dlpack(ArrayView& view, Access access) {
         "array",
         view.name);
   }
-  nb::object device = view.object.attr("__dlpack_device__")();
-  const int device_type = nb::cast<int>(nb::int_(device[0]));
+  const int device_type = dlpack_device_type(view);
   const bool on_cuda = device_type == kDLCUDA || device_type == kDLCUDAManaged;
   if (is_jax && on_cuda) {
     fail(

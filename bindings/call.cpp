@@ -53,19 +53,19 @@ bool is_dense_row(const ArrayView& view, int from) {
   return true;
 }
 
-CUstream_st* stream_pointer(int64_t value) {
-  return reinterpret_cast<CUstream_st*>(static_cast<uintptr_t>(value));
+CUstream_st* stream_pointer(nb::handle address) {
+  return reinterpret_cast<CUstream_st*>(to_address("stream", address));
 }
 
 CUstream_st* explicit_stream(nb::handle stream) {
   if (PyLong_Check(stream.ptr()) && !PyBool_Check(stream.ptr())) {
-    return stream_pointer(to_int64("stream", stream));
+    return stream_pointer(stream);
   }
   if (nb::hasattr(stream, "__cuda_stream__")) {  // (protocol version, pointer)
-    return stream_pointer(to_int64("stream", stream.attr("__cuda_stream__")()[1]));
+    return stream_pointer(stream.attr("__cuda_stream__")()[1]);
   }
   if (nb::hasattr(stream, "cuda_stream")) {  // torch before the protocol
-    return stream_pointer(to_int64("stream", stream.attr("cuda_stream")));
+    return stream_pointer(stream.attr("cuda_stream"));
   }
   fail("stream: got %s; expected an int or an object with __cuda_stream__",
        type_of(stream).c_str());
@@ -80,11 +80,11 @@ CUstream_st* current_stream(const ArrayView& first) {
   }
   if (first.framework == Framework::kTorch) {
     nb::object stream = nb::module_::import_("torch.cuda").attr("current_stream")(device);
-    return stream_pointer(to_int64("stream", stream.attr("cuda_stream")));
+    return stream_pointer(stream.attr("cuda_stream"));
   }
   if (first.framework == Framework::kCupy) {
     nb::object stream = nb::module_::import_("cupy.cuda").attr("get_current_stream")(device);
-    return stream_pointer(to_int64("stream", stream.attr("ptr")));
+    return stream_pointer(stream.attr("ptr"));
   }
   fail(
       "stream: None, and %s on CUDA has no known current stream; expected an int or an object "

@@ -112,8 +112,10 @@ void set_output_state(PrefillCall& c) {
   if (given.is_none()) {
     const HeadCounts& h = c.heads;
     c.final_state = c.call.empty({c.p.num_seqs, h.state, h.dim_v, h.dim_k}, "float32");
-    nb::module_::import_("gdn_paged._frameworks")
-        .attr("start_from")(c.final_state, c.args[kInitialState], c.call.stream_object());
+    if (c.use == Use::kLaunch) {
+      nb::module_::import_("gdn_paged._frameworks")
+          .attr("start_from")(c.final_state, c.args[kInitialState], c.call.stream_object());
+    }
   }
   c.output_state = c.call.pool("output_state", c.final_state, c.heads, Access::kWrite,
                                by_slots ? kAny : c.p.num_seqs);

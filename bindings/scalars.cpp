@@ -14,13 +14,19 @@ int64_t to_int64(const char* name, nb::handle object) {
   const int64_t value = PyLong_AsLongLong(index.ptr());
   if (value == -1 && PyErr_Occurred()) {
     PyErr_Clear();
-    // Pointers and handles above 2^63 are unsigned.
-    const uint64_t bits = PyLong_AsUnsignedLongLong(index.ptr());
-    if (!PyErr_Occurred()) return static_cast<int64_t>(bits);
-    PyErr_Clear();
     fail("%s: %s; expected a 64-bit integer", name, nb::cast<std::string>(nb::str(index)).c_str());
   }
   return value;
+}
+
+uintptr_t to_address(const char* name, nb::handle object) {
+  nb::object index = nb::steal(PyBool_Check(object.ptr()) ? nullptr : PyNumber_Index(object.ptr()));
+  if (index.is_valid()) {
+    const uint64_t address = PyLong_AsUnsignedLongLong(index.ptr());
+    if (!PyErr_Occurred()) return static_cast<uintptr_t>(address);
+  }
+  PyErr_Clear();
+  fail("%s: got %s; expected an address", name, nb::cast<std::string>(nb::repr(object)).c_str());
 }
 
 int32_t to_int32(const char* name, nb::handle object) {

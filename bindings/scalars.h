@@ -7,6 +7,7 @@ namespace gdn::python {
 
 int64_t to_int64(const char* name, nb::handle object);  // anything with __index__ except bool
 int32_t to_int32(const char* name, nb::handle object);
+uintptr_t to_address(const char* name, nb::handle object);
 bool to_bool(const char* name, nb::handle object);
 double to_double(const char* name, nb::handle object);
 const char* to_text(const char* name, nb::handle object);  // null for None

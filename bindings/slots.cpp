@@ -93,13 +93,13 @@ nb::tuple slots(const nb::tuple& tuple) {
 
 // Host arrays: raises what the check finds and returns None. Device arrays: returns the report, a
 // uint8 array on the device, once the check is enqueued; report_text reads a host copy of it.
-nb::object validate(const nb::tuple& tuple, int64_t num_pages, int64_t num_tokens,
-                    bool allow_padding) {
+nb::object validate(const nb::tuple& tuple, nb::handle num_pages, nb::handle num_tokens,
+                    nb::handle allow_padding) {
   const Arguments args(tuple, kCount);
   TableCall c(args);
-  c.p.num_pages = num_pages;
-  c.p.num_tokens = num_tokens;
-  if (allow_padding) c.p.flags |= GDN_ALLOW_PADDING;
+  c.p.num_pages = to_int64("num_pages", num_pages);
+  c.p.num_tokens = to_int64("num_tokens", num_tokens);
+  if (to_bool("allow_padding", allow_padding)) c.p.flags |= GDN_ALLOW_PADDING;
   nb::object report = nb::none();
   if (c.call.on_cuda()) {
     size_t bytes = sizeof(gdn_page_table_report_t);
@@ -176,11 +176,11 @@ nb::tuple page_stats(nb::handle state_pool, nb::handle page_indices, nb::handle 
 void define_slots(nb::module_& m) {
   m.def("slots", &slots, nb::arg("arguments"),
         nb::sig("def slots(arguments: tuple) -> tuple[typing.Any, ...]"));
-  m.def("validate_page_table", &validate, nb::arg("arguments"), nb::arg("num_pages"),
-        nb::arg("num_tokens"), nb::arg("allow_padding"));
+  m.def("validate_page_table", &validate, nb::arg("arguments"), nb::arg("num_pages").none(),
+        nb::arg("num_tokens").none(), nb::arg("allow_padding").none());
   m.def("report_text", &report_text, nb::arg("report"));
-  m.def("page_stats", &page_stats, nb::arg("state_pool"), nb::arg("page_indices").none(),
-        nb::arg("stream").none(), nb::arg("num_threads"));
+  m.def("page_stats", &page_stats, nb::arg("state_pool").none(), nb::arg("page_indices").none(),
+        nb::arg("stream").none(), nb::arg("num_threads").none());
 }
 
 }  // namespace gdn::python

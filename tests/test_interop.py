@@ -153,3 +153,41 @@ def test_meta_tensors_are_refused():
     torch = CPU["torch"].arrays.torch
     with pytest.raises((ValueError, RuntimeError), match=r"q|meta"):
         prefill(CPU["torch"], q=torch.zeros((19, 2, 64), dtype=torch.bfloat16, device="meta"))
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("names", [("torch", "numpy"), ("numpy", "torch")], ids="-".join)
+def test_packed_initial_state_of_another_framework(names, dtype):
+    """The final state is allocated like q and starts from the initial one."""
+    target, other = CPU[names[0]], CPU[names[1]]
+    x = target.array(np.ones((3, 1, 8)), "fp32")
+    given = make_pool(540, 2, 1)[:, :, :8, :8]
+
+    def final_state(framework):
+        return gdn_paged.chunk_gated_delta_rule(
+            x, x, x, cu_seqlens=target.table(np.array([0, 3, 3])), output_final_state=True,
+            initial_state=framework.array(given, dtype),
+        )[1]  # fmt: skip
+
+    assert np.array_equal(target.bits(final_state(other)), target.bits(final_state(target)))
+
+
+def test_dlpack_failures_are_value_errors(target):
+    """A producer of the protocol without max_version, and one without a device type."""
+
+    class Refuses:
+        def __dlpack__(self):
+            raise BufferError("not shared")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    class NoDevice(Refuses):
+        def __dlpack_device__(self):
+            return None
+
+    x, cu_seqlens = target.array(np.ones((3, 1, 8)), "fp32"), target.table(np.array([0, 3]))
+    for bad in (Refuses(), NoDevice()):
+        with pytest.raises(ValueError, match=r"^k: "):
+            gdn_paged.chunk_gated_delta_rule(x, bad, x, cu_seqlens=cu_seqlens)

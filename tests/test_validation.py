@@ -257,3 +257,22 @@ def test_device_of_tables(target):
         pytest.skip("one device")
     table = np.array([0, 2, 3, 4], np.int32)
     prefill_base(target).refused(value("page_indptr", table, "CPU", label="host table"))
+
+
+@pytest.mark.parametrize("change", [
+    {"use_cp": "on"}, {"use_cp": []}, {"deterministic": "row"}, {"device": None},
+    {"device": "cuda:"}, {"io_dtype": []}, {"head_dim_v": 0}, {"page_size": 2**64 - 64},
+], ids=str)  # fmt: skip
+def test_workspace_size_refuses(change):
+    sizes = {"io_dtype": "float32", "device": "cpu"} | change
+    ((name, given),) = change.items()
+    with pytest.raises(ValueError, match=name) as error:
+        gdn_paged.prefill_workspace_size(2, 100, 2, 2, 2, 16, **sizes)
+    assert str(given) in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"num_pages": "4"}, {"num_tokens": 2**64}], ids=str)
+def test_page_table_check_names_its_argument(change):
+    table = [np.array(x, np.int32) for x in ([0], [0, 1], [5])]
+    with pytest.raises(ValueError, match=next(iter(change))):
+        gdn_paged.validate_page_table(*table, **change)

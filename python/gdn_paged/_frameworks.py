@@ -40,7 +40,8 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str | None, stream: int | No
     framework = name_of(like)
     if framework not in ("torch", "numpy", "cupy"):
         raise ValueError(
-            f"output: None, and no memory of {framework} can be allocated; expected an array"
+            f"output, workspace: no memory of {framework} can be allocated; expected arrays of "
+            "PyTorch, NumPy or CuPy, or every result given"
         )
     module = sys.modules[framework]
     with _on_stream(like, framework, stream):
@@ -49,17 +50,26 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str | None, stream: int | No
         return module.empty(shape, dtype or like.dtype)
 
 
+def _of_framework(framework: str, array: Any) -> Any:
+    """`array` as one of `framework`, by way of fp32: DLPack of NumPy has no bf16."""
+    given = name_of(array)
+    if given == "torch":
+        array = array.detach()
+    if given == framework:
+        return array
+    if given == "torch":
+        array = array.float()
+    elif given in ("numpy", "cupy"):
+        array = array.astype("float32")
+    return sys.modules[framework].from_dlpack(array)
+
+
 def start_from(state: Any, initial: Any, stream: int | None) -> None:
     """Fills a freshly allocated final state: sequences without new tokens keep their initial state,
     which is zero where there is none."""
     framework = name_of(state)
     with _on_stream(state, framework, stream):
-        if framework != "torch":
-            state[...] = 0 if initial is None else initial
-        elif initial is None:
-            state.zero_()
-        else:
-            state.copy_(initial.detach())
+        state[...] = 0 if initial is None else _of_framework(framework, initial)
 
 
 def to_host(array: Any) -> Any:

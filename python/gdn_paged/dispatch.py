@@ -33,7 +33,7 @@ def kernel_rows(operation: Operation) -> list[KernelRow]:
         operation: "prefill_paged", "prefill" (slot form), "decode_paged" or "decode" (slot form).
     """
     rows = _core.kernel_rows()
-    if operation not in {op for op, _, _ in rows}:
+    if operation not in [op for op, _, _ in rows]:
         raise ValueError(
             f'operation: {operation!r}; expected "prefill_paged", "prefill", "decode_paged" or '
             '"decode"'
@@ -55,7 +55,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     Raises:
         ValueError: an argument that the call would refuse.
     """
-    entry = _EXPLAIN.get(function)
+    entry = _EXPLAIN.get(function) if callable(function) else None
     if entry is None:
         raise ValueError(f"function: {function!r}; expected a prefill or decode function")
     bound = inspect.signature(function).bind(*args, **kwargs)

@@ -63,13 +63,18 @@ def validate_page_table(
 def rows_of(array: object) -> int:
     """Rows of an array; 0 (unknown) of anything else, which the call itself refuses."""
     shape: Any = getattr(array, "shape", ())
-    return int(shape[0]) if len(shape) else 0
+    return int(shape[0]) if isinstance(shape, tuple) and shape else 0
 
 
 def check_gate_domain(g: Any, gate_domain: str, tokens: int) -> None:
     """Refuses log gates given as linear ones and the other way round. Reads ``g``."""
-    if g is None:
+    if not hasattr(g, "__dlpack__"):  # None, or what the call itself refuses
         return
+    if not hasattr(g, "__getitem__"):
+        raise ValueError(
+            f"g: {type(g).__name__}; expected an array that can be compared (PyTorch, NumPy or "
+            "CuPy), validate looks at its values"
+        )
     rows = g[:tokens]
     if gate_domain == "linear" and bool((rows < 0).any()):
         raise ValueError(

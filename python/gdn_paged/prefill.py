@@ -12,6 +12,7 @@ and k of ``h // (Hv // Hq)``; with more q heads than k and v heads, k and v of `
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from . import _core
@@ -320,14 +321,20 @@ def prefill_workspace_size(
         device: "cpu", "cuda" or "cuda:1".
     """
     for name, value in (("io_dtype", io_dtype), ("state_dtype", state_dtype)):
-        if value not in _DTYPES:
+        if not isinstance(value, str) or value not in _DTYPES:
             raise ValueError(f"{name}: {value!r}; expected one of {', '.join(_DTYPES)}")
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
+    parts = re.fullmatch("(cpu|cuda)(?::([0-9]+))?", device) if isinstance(device, str) else None
+    if parts is None:
         raise ValueError(f'device: {device!r}; expected "cpu", "cuda" or "cuda:1"')
+    kind, number = parts.groups()
+    if use_cp is not True and use_cp is not False and use_cp != "auto":
+        raise ValueError(f'use_cp: {use_cp!r}; expected "auto", True or False')
+    if deterministic not in (None, "batch"):
+        raise ValueError(f'deterministic: {deterministic!r}; expected None or "batch"')
     sizes = (
         num_seqs, num_tokens, max_seqlen, page_size, num_q_heads, num_k_heads, num_v_heads,
-        head_dim_k, head_dim_v or head_dim_k, _DTYPES[io_dtype], _DTYPES[state_dtype],
+        head_dim_k, head_dim_k if head_dim_v is None else head_dim_v,
+        _DTYPES[io_dtype], _DTYPES[state_dtype],
         1 if kind == "cpu" else 2, int(number or 0), {"auto": 0, False: 1, True: 2}[use_cp],
         (1 if use_qk_l2norm_in_kernel else 0) | (8 if deterministic == "batch" else 0),
     )  # fmt: skip
