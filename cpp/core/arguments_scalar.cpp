@@ -78,8 +78,9 @@ void check_absent(const char* name, const void* given, const char* form) {
 
 float check_scale(double scale, bool is_explicit, int32_t head_dim_k) {
   if (scale == 0.0 && !is_explicit) return static_cast<float>(1.0 / std::sqrt(head_dim_k));
-  GDN_REQUIRE(std::isfinite(scale), "scale: %g given, a finite number expected", scale);
-  return static_cast<float>(scale);
+  const auto value = static_cast<float>(scale);
+  GDN_REQUIRE(std::isfinite(value), "scale: %g given, a finite number of fp32 expected", scale);
+  return value;
 }
 
 }  // namespace gdn

@@ -41,7 +41,7 @@ Span span_of(const char* name, const Tensor& t, int64_t rows, int64_t heads, int
           .begin = reinterpret_cast<uintptr_t>(t.data),
           .rows = rows,
           .row_bytes = ((heads - 1) * t.head_stride + dim) * size,
-          .stride_bytes = t.row_stride * size,
+          .stride_bytes = rows > 1 ? t.row_stride * size : 0,  // of one row it may be anything
           .solid = heads == 1 || t.head_stride <= dim};
 }
 
@@ -57,7 +57,7 @@ Span span_of(const char* name, const Pool& pool, int64_t elements) {
           .begin = reinterpret_cast<uintptr_t>(pool.data),
           .rows = pool.num_rows,
           .row_bytes = elements * size,
-          .stride_bytes = pool.row_stride * size};
+          .stride_bytes = pool.num_rows > 1 ? pool.row_stride * size : 0};
 }
 
 void check_no_overlap(const Span& output, const Span& input) {

@@ -80,10 +80,10 @@ PageStatsProblem page_stats_problem(const gdn_page_stats_params_t* params) {
   GDN_REQUIRE(c.row_elements >= 1, "row_elements: %lld given, H * V * K expected",
               static_cast<long long>(c.row_elements));
   p.row_elements = c.row_elements;
-  p.pool = check_pool({.name = "pool",
-                       .pool = c.pool,
-                       .elements = c.row_elements,
-                       .data_required = c.pool != nullptr && c.pool->num_rows > 0});
+  p.pool = check_pool(
+      {.name = "pool", .pool = c.pool, .elements = c.row_elements, .data_required = false});
+  GDN_REQUIRE(p.pool.data != nullptr || p.pool.num_rows == 0,
+              "pool.data: NULL given, %lld rows expected", static_cast<long long>(p.pool.num_rows));
   check_count("num_pages", c.num_pages);
   p.page_indices = check_table({.name = "page_indices",
                                 .data = c.page_indices,

@@ -81,6 +81,7 @@ void test_sizes() {
   prefill_fails("num_threads: 2147483647 given, 0 (all) to 1024 expected",
                 [](auto& c) { c.params.num_threads = INT32_MAX; });
   prefill_fails("scale: nan given", [](auto& c) { c.params.scale = std::nan(""); });
+  prefill_fails("scale: 1e+300 given", [](auto& c) { c.params.scale = 1e300; });
   for (const int64_t page_size : {0, -64, 63, 96, 528}) {
     const std::string text = "page_size: " + std::to_string(page_size) + " given, a positive";
     prefill_fails(text.c_str(), [page_size](auto& c) { c.params.page_size = page_size; });
