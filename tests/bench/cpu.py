@@ -215,6 +215,11 @@ def measure(threads: list[int], rounds: int) -> dict[str, Any]:
             "short over long": result["prefill short us"] / result["prefill us"],
             "decode share of memcpy": result["decode GB/s"] / machine["memcpy GB/s"],
         }
+    if "1" in results:
+        for result in results.values():
+            speedup = results["1"]["prefill us"] / result["prefill us"]
+            of_fma = result["FMA peak GFLOP/s"] / results["1"]["FMA peak GFLOP/s"]
+            result["scaling over FMA scaling"] = speedup / of_fma
     return {
         "version": gdn_paged.__version__,
         "isa": isa,
