@@ -22,8 +22,8 @@ constexpr int64_t kMaxTileBytes = 1 << 19;    // of one head in a task
 constexpr int64_t kSerialElements = 1 << 18;  // tokens H K V below which threads cost more
 constexpr int64_t kTasksPerThread = 4;        // enough for an even load
 constexpr int64_t kHeadsInFlight = 4;         // of one task, segment by segment
-constexpr int64_t kStreamBytes = 32 << 20;    // of states, past the caches from here on
 constexpr int64_t kShortHeads = 16;           // the same, of sequences inside one segment
+constexpr int64_t kStreamBytes = 32 << 20;    // of states, past the caches from here on
 
 // How V is cut into tasks. Multiples of kTileV: the cut does not change a byte of the result.
 struct Split {
@@ -209,7 +209,7 @@ bool stores_much(const PrefillProblem& p) {
 }
 
 // Heads of a sequence that one task takes together: their token rows share pages of memory, and
-// one's stores and the next one's loads hide behind arithmetic.
+// the next one's rows are requested while one advances.
 int32_t heads_per_task(const PrefillProblem& p, const Sequence& s, int64_t most) {
   const int64_t wanted = segment_length(s, 0) == s.length ? kShortHeads : kHeadsInFlight;
   return static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, most), 1, p.heads.state));
