@@ -57,6 +57,9 @@ PageTableReport find_write_and_read(const PageTableProblem& p,
 
 long long number(int64_t x) { return static_cast<long long>(x); }
 
+// A report may come from anywhere, so entry - 1 may wrap.
+long long before(int64_t x) { return number(static_cast<int64_t>(static_cast<uint64_t>(x) - 1)); }
+
 void write_offsets(const PageTableReport& r, Text* text) {
   const bool pages = r.rule <= GDN_PAGE_TABLE_INDPTR_END;
   const char* array = pages ? "page_indptr" : "cu_seqlens";
@@ -69,7 +72,7 @@ void write_offsets(const PageTableReport& r, Text* text) {
     case GDN_PAGE_TABLE_SEQLENS_ORDER:
       return text->add("sequence %lld: %s[%lld] is %lld, less than %s[%lld] which is %lld",
                        number(r.sequence), array, number(r.entry), number(r.value), array,
-                       number(r.entry - 1), number(r.expected));
+                       before(r.entry), number(r.expected));
     default:
       return text->add("sequence %lld: %s[%lld] is %lld, but there are %lld %s", number(r.sequence),
                        array, number(r.entry), number(r.value), number(r.expected),

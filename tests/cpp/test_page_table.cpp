@@ -34,6 +34,16 @@ void expect(TableCall& call, Kind kind, int32_t rule, const char* text) {
   CHECK_EQUAL(need, std::strlen(words) + 1);
 }
 
+// A report that no check wrote is put into words all the same.
+void test_foreign_report() {
+  gdn_page_table_report_t report = {};
+  report.rule = GDN_PAGE_TABLE_INDPTR_ORDER;
+  report.entry = INT64_MIN;
+  char words[256];
+  CHECK_OK(gdn_page_table_report_text(&report, words, sizeof words, nullptr));
+  CHECK_CONTAINS(words, "page_indptr[-9223372036854775808]");
+}
+
 void test_offsets() {
   TableCall negative({0, 10}, {0}, {-1, 1}, {10});
   expect(negative, kPrefill, GDN_PAGE_TABLE_INDPTR_START, "page_indptr[0] is -1, expected >= 0");
@@ -178,6 +188,7 @@ void test_page_stats() {
 }  // namespace
 
 int main() {
+  test_foreign_report();
   test_offsets();
   test_pages();
   test_shared_pages();
