@@ -18,12 +18,9 @@ bool aligned(const Pool& pool) {
 }
 
 PrefillParams prefill_params(const PrefillProblem& p) {
-  PrefillParams params;
-  params.heads = p.heads;
+  PrefillParams params = call_params(p);
   params.group = static_cast<int32_t>(unit_heads(p.heads));
   params.units = p.heads.state / params.group;
-  params.io_fp16 = p.io == DType::kFloat16;
-  params.qk_l2norm = p.qk_l2norm;
   params.vector_qk = aligned(p.q) && aligned(p.k);
   params.vector_v = aligned(p.v);
   params.vector_output = reinterpret_cast<uintptr_t>(p.output.data) % 4 == 0 &&
@@ -32,16 +29,6 @@ PrefillParams prefill_params(const PrefillProblem& p) {
   params.staging = least_staging(p);
   params.staging.qk |= !params.vector_qk;
   params.staging.v |= !params.vector_v;
-  params.scale = p.scale;
-  params.q = p.q;
-  params.k = p.k;
-  params.v = p.v;
-  params.output = p.output;
-  params.gates = p.gates;
-  params.initial = p.initial;
-  params.output_state = p.output_state;
-  params.checkpoints = p.checkpoints;
-  params.checkpoint_indices = p.checkpoint_indices;
   params.checkpoint_chunks =
       p.checkpoints
           ? static_cast<int32_t>(std::min<int64_t>(p.checkpoint_every / kChunk, INT32_MAX))
@@ -99,6 +86,33 @@ const char* refuse(const PrefillProblem& p) {
 
 }  // namespace
 
+PrefillParams call_params(const PrefillProblem& p) {
+  PrefillParams params;
+  params.heads = p.heads;
+  params.io_fp16 = p.io == DType::kFloat16;
+  params.qk_l2norm = p.qk_l2norm;
+  params.scale = p.scale;
+  params.q = p.q;
+  params.k = p.k;
+  params.v = p.v;
+  params.output = p.output;
+  params.gates = p.gates;
+  params.initial = p.initial;
+  params.output_state = p.output_state;
+  params.checkpoints = p.checkpoints;
+  params.checkpoint_indices = p.checkpoint_indices;
+  return params;
+}
+
+void* plan_of(const PrefillProblem& p, void* own) {
+  if (p.plan != nullptr) {
+    check_plan(p);
+    return p.plan;
+  }
+  launch_plan(p, own);
+  return own;
+}
+
 void make_plan(const PrefillProblem& p) {
   if (p.num_seqs == 0 || p.num_tokens == 0) return;
   const LaunchScope scope(p.device);
@@ -119,13 +133,7 @@ void launch_prefill(const PrefillProblem& p, ScanShape shape) {
   const LaunchScope scope(p.device);
   const PrefillLayout layout(p);
   layout.workspace.check("workspace", p.workspace, p.workspace_bytes);
-  void* plan = p.plan;
-  if (plan != nullptr) {
-    check_plan(p);
-  } else {
-    plan = WorkspacePlan::carve<char>(p.workspace, layout.plan);
-    launch_plan(p, plan);
-  }
+  void* plan = plan_of(p, WorkspacePlan::carve<char>(p.workspace, layout.plan));
   PrefillParams params = prefill_params(p);
   params.plan = static_cast<const PlanHeader*>(plan);
   params.entries =

@@ -57,6 +57,11 @@ extern template void launch_slab<128>(const PrefillParams&, const PrefillProblem
 extern template void load_prefill_kernels<64>();
 extern template void load_prefill_kernels<128>();
 
+// What every row hands to its kernels as it came.
+PrefillParams call_params(const PrefillProblem& p);
+// The plan that the caller brought, checked; or `own`, written on the stream.
+void* plan_of(const PrefillProblem& p, void* own);
+
 // The whole call; `shape` is prefill_shape(p) but for tests and tuning.
 ScanShape prefill_shape(const PrefillProblem& p);
 void launch_prefill(const PrefillProblem& p, ScanShape shape);

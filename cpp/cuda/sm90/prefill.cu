@@ -66,43 +66,15 @@ const char* refuse(const PrefillProblem& p) {
   return nullptr;
 }
 
-PrefillParams call_params(const PrefillProblem& p) {
-  PrefillParams params;
-  params.heads = p.heads;
+PrefillParams kernel_params(const PrefillProblem& p) {
+  PrefillParams params = call_params(p);
   params.group = p.heads.state / p.heads.k;
   params.units = p.heads.k;
-  params.io_fp16 = p.io == DType::kFloat16;
-  params.qk_l2norm = p.qk_l2norm;
-  params.scale = p.scale;
-  params.q = p.q;
-  params.k = p.k;
-  params.v = p.v;
-  params.output = p.output;
-  params.gates = p.gates;
-  params.initial = p.initial;
-  params.output_state = p.output_state;
-  params.checkpoints = p.checkpoints;
-  params.checkpoint_indices = p.checkpoint_indices;
   // Twice this many chunks still count in 32 bits.
   params.checkpoint_chunks = static_cast<int32_t>(
       std::min<int64_t>(std::max<int64_t>(p.checkpoint_every / kChunk, 1), 1 << 30));
   if (p.checkpoint_every == 0) params.checkpoints = {};
   return params;
-}
-
-// The plan of the call, made in the workspace unless the caller brings one.
-void* plan_of(const PrefillProblem& p, const HopperLayout& layout) {
-  if (p.plan != nullptr) {
-    WorkspacePlan given;
-    given.add(plan_bytes(p));
-    given.check("plan", p.plan, p.plan_bytes);
-    return p.plan;
-  }
-  PrefillProblem planned = p;
-  planned.plan = WorkspacePlan::carve<char>(p.workspace, layout.plan);
-  planned.plan_bytes = layout.plan.bytes;
-  make_plan(planned);
-  return planned.plan;
 }
 
 HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, char* plan) {
@@ -111,7 +83,7 @@ HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, 
   params.k_map = sm90::make_tensor_map(p.k, p.heads.k, p.num_tokens, "k");
   params.v_map = sm90::make_tensor_map(p.v, p.heads.v, p.num_tokens, "v");
   params.output_map = sm90::make_tensor_map(p.output, p.heads.state, p.num_tokens, "output");
-  params.call = call_params(p);
+  params.call = kernel_params(p);
   params.call.plan = reinterpret_cast<const PlanHeader*>(plan);
   params.call.entries = reinterpret_cast<const SequenceEntry*>(plan + kWorkspaceAlignment);
   params.call.slab_chunks = layout.slab_chunks;
@@ -139,7 +111,9 @@ void launch_prefill_sm90(const PrefillProblem& p) {
   const LaunchScope scope(p.device);
   const HopperLayout layout(p);
   layout.workspace.check("workspace", p.workspace, p.workspace_bytes);
-  HopperParams params = hopper_params(p, layout, static_cast<char*>(plan_of(p, layout)));
+  HopperParams params = hopper_params(
+      p, layout,
+      static_cast<char*>(plan_of(p, WorkspacePlan::carve<char>(p.workspace, layout.plan))));
   if (p.io == DType::kBFloat16) {
     launch_slabs<bf16>(p, layout, params);
   } else {
