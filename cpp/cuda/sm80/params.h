@@ -98,7 +98,10 @@ inline int64_t chunk_bound(const PrefillProblem& p) {
 }
 
 inline size_t plan_bytes(const PrefillProblem& p) {
-  return kWorkspaceAlignment + static_cast<size_t>(entry_bound(p)) * sizeof(SequenceEntry);
+  WorkspacePlan plan;
+  plan.add(sizeof(PlanHeader));
+  plan.add(static_cast<size_t>(entry_bound(p)) * sizeof(SequenceEntry));
+  return plan.total();
 }
 
 // State heads that one block of prepare serves: they share a q and a k head.
