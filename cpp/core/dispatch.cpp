@@ -140,6 +140,7 @@ void explain_row(const Table<Problem>& table, const Problem& problem, Text* text
   text->add("  call: ");
   describe(problem, text);
   text->add("\n");
+  if (row.explain != nullptr) row.explain(problem, text);
   for (int32_t i = 0; i < table.count && table.rows[i] != &row; ++i) {
     const char* reason = table.rows[i]->refuse(problem);
     text->add("  %s refuses: %s\n", table.rows[i]->name, reason ? reason : "not asked");

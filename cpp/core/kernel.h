@@ -12,7 +12,9 @@ namespace gdn {
 // the call; the status is then GDN_NO_KERNEL_FOR_DEVICE.
 inline constexpr char kNoCodeForDevice[] = "this build holds no code for this GPU";
 
-// One kernel of an operation. All members are set; `refuse` returns null or a static reason.
+class Text;
+
+// One kernel of an operation. `refuse` returns null or a static reason.
 template <class Problem>
 struct Row {
   const char* name;
@@ -20,6 +22,8 @@ struct Row {
   const char* (*refuse)(const Problem&);
   size_t (*workspace)(const Problem&);  // bytes, from host integers alone
   void (*launch)(const Problem&);
+  // Adds lines on how the row runs this call; null: there is one way.
+  void (*explain)(const Problem&, Text*) = nullptr;
 };
 
 using PrefillRow = Row<PrefillProblem>;

@@ -1,5 +1,7 @@
 // The row cuda_sm90 of prefill: what it refuses, its workspace, and the call.
 #include "core/kernel.h"
+#include "core/slots.h"
+#include "core/text.h"
 #include "cuda/sm80/prefill.cuh"
 #include "cuda/sm90/prefill.cuh"
 #include "cuda/sm90/tensor_map.h"
@@ -7,13 +9,38 @@
 namespace gdn {
 namespace {
 
+// Shorter sequences do not pay for the two kernels of segments.
+constexpr int64_t kLeastCutTokens = 1024;
+
 using sm90::GateBlock;
 using sm90::HopperParams;
+
+// Segments that sequences may be cut into, from host integers; 0: the kernels of segments are not
+// launched. Two waves of segments are more than pays (README.md), and a batch that fills the GPU
+// with uncut sequences has nothing to gain.
+int32_t segment_bound(const PrefillProblem& p) {
+  constexpr int64_t kSegmentHeads = 264;
+  const int64_t longest = p.max_seqlen > 0 ? std::min(p.max_seqlen, p.num_tokens) : p.num_tokens;
+  if (p.use_cp == GDN_CP_OFF || p.batch_invariant || longest <= 2 * kChunk) return 0;
+  const int64_t bound = kSegmentHeads / p.heads.state;
+  if (p.use_cp == GDN_CP_ON) return static_cast<int32_t>(std::max<int64_t>(bound, 4));
+  const bool few = entry_bound(p) * p.heads.state <= kSegmentHeads;
+  return few && longest >= kLeastCutTokens ? static_cast<int32_t>(bound) : 0;
+}
+
+sm90::SegmentParams segment_limits(const PrefillProblem& p) {
+  return {.capacity = segment_bound(p),
+          .num_blocks = device_info(p.device.id).num_sms,
+          .min_chunks = 1,
+          .max_chunks = INT32_MAX,
+          .demanded = p.use_cp == GDN_CP_ON};
+}
 
 // The size query and the launch build this from the same integers.
 struct HopperLayout {
   WorkspacePlan workspace;
-  WorkspacePlan::Region plan, ticket, handover, inverses, gates;
+  WorkspacePlan::Region plan, state, states, transitions, resets, handover, inverses, gates;
+  int32_t segments = 0;  // of sequences that are cut
   int32_t slab_chunks = 0;
   int32_t num_slabs = 0;
 
@@ -22,7 +49,12 @@ struct HopperLayout {
     const int64_t each = heads * (sm90::kInverseBytes + static_cast<int64_t>(sizeof(GateBlock)));
     const size_t handover_bytes = 2 * p.heads.state_elements() * sizeof(float);
     plan = workspace.add(plan_bytes(p));
-    ticket = workspace.add(sizeof(int32_t));
+    state = workspace.add(sizeof(sm90::SlabState));
+    segments = segment_bound(p);
+    const size_t maps = static_cast<size_t>(segments * heads);
+    states = workspace.add(maps * sm90::kDim * sm90::kDim * sizeof(float));
+    transitions = workspace.add(maps * sm90::kTransitionVectors * sizeof(uint4));
+    resets = workspace.add(maps * sizeof(int32_t));
     int64_t room = kPrefillWorkspaceLimit - static_cast<int64_t>(workspace.total());
     if (bound * each > room) {
       handover = workspace.add(handover_bytes);
@@ -48,7 +80,10 @@ const char* refuse(const PrefillProblem& p) {
   if (device_info(p.device.id).compute_capability != 90) return "the GPU is not an sm_90";
   if (h.dim_k != sm90::kDim || h.dim_v != sm90::kDim) return "head_dim is not 128";
   if (p.io == DType::kFloat32) return "q, k, v are fp32; served: bf16 and fp16";
-  if (p.use_cp == GDN_CP_ON) return "use_cp = GDN_CP_ON, and this row has no context parallelism";
+  if (p.use_cp == GDN_CP_ON && p.batch_invariant) {
+    return "use_cp = GDN_CP_ON cuts sequences by what else is in the batch, which "
+           "GDN_BATCH_INVARIANT forbids";
+  }
   if (entry_bound(p) > kMaxSequences) return "more than 4194304 sequences in one call";
   if (HopperLayout(p).workspace.total() > 256'000'000) {
     return "one chunk of this many heads needs more than 256 MB of workspace";
@@ -64,6 +99,61 @@ const char* refuse(const PrefillProblem& p) {
     return "a state pool is not aligned to pairs of elements";
   }
   return nullptr;
+}
+
+// New chunks of a sequence whose prefix the host does not know: one less or more is possible.
+int32_t host_chunks(const PrefillProblem& p, int64_t b) {
+  int64_t begin = 0, length = 0;
+  token_range(p.cu_seqlens_host, p.num_tokens, b, &begin, &length);
+  return sm90::divide_up(length, kChunk);
+}
+
+// The way the device takes at these lengths; 0: no sequence is cut.
+int32_t expected_segment_chunks(const PrefillProblem& p) {
+  const sm90::SegmentParams limits = segment_limits(p);
+  int32_t longest = 0, present = 0;
+  for (int64_t b = 0; b < p.num_seqs; ++b) {
+    longest = std::max(longest, host_chunks(p, b));
+    present += host_chunks(p, b) > 0;
+  }
+  if (longest < 2 || present > sm90::kMaxCutSequences) return 0;
+  int32_t best_chunks = 0;
+  float best = sm90::kNoWay;
+  for (int32_t pieces = 1; pieces <= sm90::kMaxPieces; ++pieces) {
+    const int32_t length = sm90::candidate_chunks(limits, longest, pieces);
+    sm90::SegmentTally tally = {};
+    for (int64_t b = 0; b < p.num_seqs; ++b) tally.add(host_chunks(p, b), length);
+    const float cost = sm90::segment_cost(limits, tally, p.heads.state, longest, length);
+    if (cost >= best) continue;
+    best = cost;
+    best_chunks = tally.cut > 0 ? length : 0;
+  }
+  return best_chunks;
+}
+
+void explain_regime(const PrefillProblem& p, Text* text) {
+  constexpr int64_t kShown = 16;
+  if (segment_bound(p) == 0) {
+    return text->add("  regime: every sequence in one pass; no context parallelism (%s)\n",
+                     p.use_cp == GDN_CP_OFF ? "use_cp forbids it"
+                     : p.batch_invariant    ? "batch-invariant"
+                                            : "the batch fills the GPU, or is short");
+  }
+  if (!p.cu_seqlens_host) {
+    return text->add(
+        "  regime: the device cuts sequences by their true lengths, %d segments at "
+        "most; with cu_seqlens_cpu this says which\n",
+        segment_bound(p));
+  }
+  const int32_t chunks = expected_segment_chunks(p);
+  if (chunks == 0) return text->add("  regime: every sequence in one pass at these lengths\n");
+  text->add("  regime: context parallel, segments of %d tokens:",
+            chunks * static_cast<int>(kChunk));
+  for (int64_t b = 0; b < std::min(p.num_seqs, kShown); ++b) {
+    text->add("%s sequence %lld in %d", b == 0 ? "" : ",", static_cast<long long>(b),
+              sm90::divide_up(host_chunks(p, b), chunks));
+  }
+  text->add(p.num_seqs > kShown ? ", ...\n" : "\n");
 }
 
 PrefillParams kernel_params(const PrefillProblem& p) {
@@ -89,7 +179,11 @@ HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, 
   params.call.slab_chunks = layout.slab_chunks;
   params.inverses = WorkspacePlan::carve<uint8_t>(p.workspace, layout.inverses);
   params.gates = WorkspacePlan::carve<GateBlock>(p.workspace, layout.gates);
-  params.next_item = WorkspacePlan::carve<int32_t>(p.workspace, layout.ticket);
+  params.state = WorkspacePlan::carve<sm90::SlabState>(p.workspace, layout.state);
+  params.segments = segment_limits(p);
+  params.segments.states = WorkspacePlan::carve<float>(p.workspace, layout.states);
+  params.segments.transitions = WorkspacePlan::carve<uint4>(p.workspace, layout.transitions);
+  params.segments.resets = WorkspacePlan::carve<int32_t>(p.workspace, layout.resets);
   params.num_slabs = layout.num_slabs;
   return params;
 }
@@ -103,6 +197,7 @@ void launch_slabs(const PrefillProblem& p, const HopperLayout& layout, HopperPar
     params.call.handover_in = handover + (params.slab & 1) * state_elements;
     params.call.handover_out = handover + (~params.slab & 1) * state_elements;
     sm90::launch_prepare<T>(params, p.device);
+    if (layout.segments > 0) sm90::launch_segments<T>(params, p.device);
     sm90::launch_scan<T>(params, p.device);
   }
 }
@@ -148,6 +243,7 @@ const PrefillRow kPrefillCudaSm90 = {
         [](const PrefillProblem& p) {
           if (p.num_seqs > 0 && p.num_tokens > 0) launch_prefill_sm90(p);
         },
+    .explain = explain_regime,
 };
 
 }  // namespace gdn

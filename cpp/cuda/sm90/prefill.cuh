@@ -1,10 +1,13 @@
-// Launches of one prefill call on Hopper: plan, then prepare and scan per slab.
+// Launches of one prefill call on Hopper: plan, then per slab prepare, the two kernels of segments
+// where sequences may be cut, and the scan.
 #pragma once
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.h"
+#include "cuda/sm90/combine.cuh"
 #include "cuda/sm90/prepare.cuh"
 #include "cuda/sm90/scan.cuh"
+#include "cuda/sm90/summary.cuh"
 
 namespace gdn::sm90 {
 
@@ -37,14 +40,55 @@ void launch_scan(const HopperParams& params, const Device& device) {
          params, "scan_chunks");
 }
 
+// N and M of every segment.
+template <class T>
+void launch_summaries(const HopperParams& params, const Device& device) {
+  launch(summarize_segments<T>,
+         {.blocks = device_info(device.id).num_sms,
+          .threads = SummaryTraits::kThreads,
+          .shared_bytes = SummaryTraits::kSharedBytes,
+          .stream = device.stream,
+          .early_start = true},
+         params, "summarize_segments");
+}
+
+// From them the state before every segment.
+template <int kTiles>
+void launch_combination(const HopperParams& params, const Device& device) {
+  launch(combine_segments<kTiles>,
+         {.blocks = device_info(device.id).num_sms,
+          .threads = CombineTraits<kTiles>::kThreads,
+          .stream = device.stream,
+          .early_start = true},
+         params, "combine_segments");
+}
+
+// Both exit at once where the device cut nothing.
+template <class T>
+void launch_segments(const HopperParams& params, const Device& device) {
+  launch_summaries<T>(params, device);
+  if (params.call.heads.state <= 16) {
+    launch_combination<1>(params, device);
+  } else {
+    launch_combination<2>(params, device);
+  }
+}
+
 template <class T>
 void load_kernels() {
   load_kernel(prepare_inverses<T>, "prepare_inverses", PrepareMap::bytes(PrepareMap::kMaxWarps));
+  load_kernel(summarize_segments<T>, "summarize_segments", SummaryTraits::kSharedBytes);
+  load_kernel(combine_segments<1>, "combine_segments");
+  load_kernel(combine_segments<2>, "combine_segments");
   load_kernel(scan_chunks<T>, "scan_chunks", ScanTraits::kSharedBytes);
 }
 
 extern template void launch_prepare<bf16>(const HopperParams&, const Device&);
 extern template void launch_prepare<fp16>(const HopperParams&, const Device&);
+extern template void launch_summaries<bf16>(const HopperParams&, const Device&);
+extern template void launch_summaries<fp16>(const HopperParams&, const Device&);
+extern template void launch_combination<1>(const HopperParams&, const Device&);
+extern template void launch_combination<2>(const HopperParams&, const Device&);
 extern template void launch_scan<bf16>(const HopperParams&, const Device&);
 extern template void launch_scan<fp16>(const HopperParams&, const Device&);
 extern template void load_kernels<bf16>();

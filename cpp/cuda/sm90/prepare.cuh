@@ -14,6 +14,7 @@
 #include "cuda/sm90/gates.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/rows.cuh"
+#include "cuda/sm90/segments.cuh"
 
 namespace gdn::sm90 {
 
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(32 * PrepareMap::kMaxWarps, 3)
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   dependency_wait();
   allow_dependents();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *params.next_item = 0;
+  if (blockIdx.x == 0 && warp == 0) begin_slab(params, lane);
 
   const int32_t slot = blockIdx.x / p.units, unit = blockIdx.x % p.units;
   const SlabRange slab = slab_range(p.plan->num_chunks, params.slab, params.num_slabs);

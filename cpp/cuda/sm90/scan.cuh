@@ -68,21 +68,14 @@ __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
     AuxRole<T>{.p = p, .shared = shared, .warp = warp}.run();
   } else {
     give_registers<Traits::kLoaderRegisters>();
-    const int lane = threadIdx.x & 31;
-    const PlanHeader plan = *p.call.plan;
-    const SlabRange slab = slab_range(plan.num_chunks, p.slab, p.num_slabs);
-    int32_t first = 0, count = 0;
-    if (slab.begin < slab.end) {
-      first = find_sequence(p.call.entries, plan.num_entries, slab.begin, lane);
-      count = find_sequence(p.call.entries, plan.num_entries, slab.end - 1, lane) - first + 1;
-    }
+    const SlabState state = *p.state;
     LoaderRole<T>{.p = p,
                   .shared = shared,
                   .item_slots = reinterpret_cast<ScanItem*>(scan_storage + Traits::kItems),
                   .warp = warp,
-                  .slab = slab,
-                  .first_sequence = first,
-                  .num_items = count * p.call.heads.state}
+                  .sequences = state.sequences,
+                  .segment_chunks = state.segment_chunks,
+                  .num_items = state.num_parts * p.call.heads.state}
         .run();
   }
 }

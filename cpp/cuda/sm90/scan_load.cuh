@@ -1,55 +1,11 @@
-// The loader role of the scan and the items it draws: (sequence, state head) pairs of one slab.
+// The loader role of the scan and the items it draws: (part of a sequence, state head) pairs.
 #pragma once
-
-#include <climits>
 
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scan_item.cuh"
+#include "cuda/sm90/segments.cuh"
 
 namespace gdn::sm90 {
-
-// The part of a sequence that lies in a slab, for one state head.
-__device__ __forceinline__ void make_item(const PrefillParams& p, const SequenceEntry& sequence,
-                                          SlabRange slab, int32_t head, ScanItem& item) {
-  const int32_t sequence_end = sequence.chunk_begin + sequence.chunk_count();
-  const int32_t begin = max(sequence.chunk_begin, slab.begin), end = min(sequence_end, slab.end);
-  const int32_t done = begin - sequence.chunk_begin;
-  const ChunkRows first = chunk_rows(sequence, done);
-  item.chunks = end - begin;
-  item.origin = static_cast<int32_t>(first.origin);
-  item.first_row = first.first;
-  item.last_row = chunk_rows(sequence, done + item.chunks - 1).last;
-  item.record = (begin - slab.begin) * p.heads.state + head;
-  item.head = head;
-  item.q_head = p.heads.q_of(head);
-  item.k_head = p.heads.k_of(head);
-  item.v_head = p.heads.v_of(head);
-
-  item.page_end = INT_MAX;
-  if (p.checkpoints) {
-    const int32_t passed = done >= sequence.first_checkpoint
-                               ? (done - sequence.first_checkpoint) / p.checkpoint_chunks + 1
-                               : 0;
-    const int64_t page_end =
-        sequence.first_checkpoint + static_cast<int64_t>(passed) * p.checkpoint_chunks - done;
-    item.page_end = static_cast<int32_t>(page_end < INT_MAX ? page_end : INT_MAX);
-    item.checkpoint = sequence.checkpoint_start + passed;
-  }
-
-  const int64_t offset = static_cast<int64_t>(head) * (kDim * kDim);
-  const auto place = [&](const Pool& pool, int32_t row) -> char* {
-    if (!pool || row < 0) return nullptr;
-    const int bytes = pool.dtype == DType::kFloat32 ? 4 : 2;
-    return static_cast<char*>(pool.data) + (row * pool.row_stride + offset) * bytes;
-  };
-  const bool resumed = done > 0, cut = sequence_end > slab.end;
-  item.state_in = resumed ? reinterpret_cast<const char*>(p.handover_in + offset)
-                          : place(p.initial, sequence.read_row);
-  item.dtype_in = static_cast<int32_t>(resumed ? DType::kFloat32 : p.initial.dtype);
-  item.state_out = cut ? reinterpret_cast<char*>(p.handover_out + offset)
-                       : place(p.output_state, sequence.write_row);
-  item.dtype_out = static_cast<int32_t>(cut ? DType::kFloat32 : p.output_state.dtype);
-}
 
 template <class T>
 struct LoaderRole {
@@ -59,8 +15,8 @@ struct LoaderRole {
   uint32_t shared;
   ScanItem* item_slots;
   int warp;
-  SlabRange slab;
-  int32_t first_sequence;
+  SlabSequences sequences;
+  int32_t segment_chunks;
   int32_t num_items;
   Ring<Traits::kItemStages> items;
   Ring<Traits::kKeyStages> keys;
@@ -70,18 +26,21 @@ struct LoaderRole {
 
   static __device__ __forceinline__ void sync() { sync_threads(Traits::kLoaderSync, 128); }
 
-  // By thread 0: the next item that has work, or the end.
+  // By warp 0: the next item that has work, or the end.
   __device__ __forceinline__ void draw_item(ScanItem& item) const {
+    const int lane = fresh_lane();
     for (;;) {
-      const int32_t ticket = atomicAdd(p.next_item, 1);
+      int32_t ticket = 0;
+      if (lane == 0) ticket = atomicAdd(&p.state->next_item, 1);
+      ticket = __shfl_sync(kFullWarp, ticket, 0);
       if (ticket >= num_items) {
-        item.chunks = 0;
+        if (lane == 0) item.chunks = 0;
         return;
       }
       const int32_t heads = p.call.heads.state;
-      const SequenceEntry sequence = p.call.entries[first_sequence + ticket / heads];
-      if (!sequence.live()) continue;
-      make_item(p.call, sequence, slab, ticket % heads, item);
+      const Part part = find_part(p, sequences, segment_chunks, ticket / heads, lane);
+      if (!part.sequence.live()) continue;
+      if (lane == 0) make_item(p, part, sequences.slab, ticket % heads, item);
       return;
     }
   }
@@ -177,7 +136,7 @@ struct LoaderRole {
       ScanItem& slot = item_slots[items.stage];
       if (warp == 0) {
         barrier_wait(shared + items.of(Traits::kItemEmpty), items.parity ^ 1);
-        if (fresh_lane() == 0) draw_item(slot);
+        draw_item(slot);
         __syncwarp();
       }
       sync();

@@ -53,21 +53,55 @@ struct alignas(16) ScanItem {
 };
 static_assert(sizeof(ScanItem) == 80);
 
-// By value to both kernels.
-struct HopperParams {
-  CUtensorMap q_map, k_map, v_map, output_map;
-  PrefillParams call;
-  uint8_t* inverses;   // [slab_chunks, H, kInverseBytes]: That of a chunk, swizzled
-  GateBlock* gates;    // [slab_chunks, H]
-  int32_t* next_item;  // ticket of the scan; prepare clears it
-  int32_t slab;
-  int32_t num_slabs;
-};
-
 // Chunks of one slab, numbered over all sequences.
 struct SlabRange {
   int32_t begin;
   int32_t end;
+};
+
+// The sequences of one slab.
+struct SlabSequences {
+  SlabRange slab;
+  int32_t first;
+  int32_t count;
+};
+
+// What the kernels of a slab share; prepare writes it.
+struct alignas(16) SlabState {
+  int32_t next_item;       // ticket of the scan
+  int32_t next_summary;    // ticket of the summary
+  int32_t segment_chunks;  // chunks per segment; 0: no sequence is cut
+  int32_t num_parts;       // segments and whole sequences
+  SlabSequences sequences;
+  int32_t num_summaries;  // items of the summary per head
+  int32_t unused[3];
+};
+static_assert(sizeof(SlabState) == 48);
+
+inline constexpr int kTransitionVectors = 8 * 16 * 32;  // of 16 bytes: one M
+
+// The maps of segments and heads: S_end = S_start M + N.
+struct SegmentParams {
+  float* states;       // [capacity, H, 128, 128]: N of the segment before, then the state before
+  uint4* transitions;  // [capacity, H, 8, 16, 32]: M, as B fragments in two parts (combine.cuh)
+  int32_t* resets;     // [capacity, H]: not 0: M is zero, whatever the state is
+  int32_t capacity;    // segments of the sequences that are cut; 0: none is
+  int32_t num_blocks;  // multiprocessors
+  int32_t min_chunks;  // of a segment
+  int32_t max_chunks;
+  bool demanded;  // cut where that is possible, not where it pays
+};
+
+// By value to all kernels.
+struct HopperParams {
+  CUtensorMap q_map, k_map, v_map, output_map;
+  PrefillParams call;
+  SegmentParams segments;
+  uint8_t* inverses;  // [slab_chunks, H, kInverseBytes]: That of a chunk, swizzled
+  GateBlock* gates;   // [slab_chunks, H]
+  SlabState* state;
+  int32_t slab;
+  int32_t num_slabs;
 };
 
 // Slabs share the chunks that there are evenly: the host knows only their bound.

@@ -1,0 +1,73 @@
+// What the roles of the summary share: its stages, its memory, and its items.
+#pragma once
+
+#include "cuda/sm90/scan_item.cuh"
+#include "cuda/sm90/segments.cuh"
+
+namespace gdn::sm90 {
+
+// An item is 128 rows of [N; M] of one segment and head: of the first segment all of N, of the
+// others one half of N (warpgroup 0) and of M (warpgroup 1).
+struct alignas(16) SummaryItem {
+  ScanItem part;  // state_in: the first segment's, else null; state_out: [128, 128] fp32, N's place
+  int32_t half;   // rows 64 half .. of N and of M; -1: all of N
+  int32_t copied;     // not 0: state_copy is written
+  float* state_copy;  // [128, 128]: the state before the sequence, which the scan may overwrite
+  uint4* transition;  // [8, 16, 32]
+  int32_t* reset;
+};
+static_assert(sizeof(SummaryItem) == 112 && offsetof(SummaryItem, part) == 0);
+
+struct SummaryTraits {
+  static constexpr int kStateGroups = 2;
+  static constexpr int kAuxGroup = kStateGroups;
+  static constexpr int kThreads = 128 * (kStateGroups + 2);
+  static constexpr int kStateRegisters = 176;
+  static constexpr int kAuxRegisters = 120;
+  static constexpr int kLoaderRegisters = 40;
+
+  static constexpr int kStages = 4;  // of K, V, That and gates together
+  static constexpr int kXStages = 2;
+  static constexpr int kItemStages = 4;
+
+  // Bytes from the start of shared memory, which is aligned to 1024.
+  static constexpr int kKeys = 0;
+  static constexpr int kValues = kKeys + kStages * kTile;
+  static constexpr int kInverses = kValues + kStages * kTile;
+  static constexpr int kX = kInverses + kStages * kPanel;
+  static constexpr int kGates = kX + kXStages * kTile;
+  static constexpr int kItems = kGates + kStages * static_cast<int>(sizeof(GateBlock));
+  static constexpr int kBarriers = kItems + kItemStages * static_cast<int>(sizeof(SummaryItem));
+  static constexpr int kFull = kBarriers;
+  static constexpr int kEmpty = kFull + 8 * kStages;
+  static constexpr int kXFull = kEmpty + 8 * kStages;
+  static constexpr int kXEmpty = kXFull + 8 * kXStages;
+  static constexpr int kItemFull = kXEmpty + 8 * kXStages;
+  static constexpr int kItemEmpty = kItemFull + 8 * kItemStages;
+  static constexpr int kSharedBytes = kItemEmpty + 8 * kItemStages;
+
+  static constexpr int kLoaderSync = 1;  // named barrier
+};
+static_assert(SummaryTraits::kSharedBytes <= 232448);
+
+// Item `number` of the summary for one head, by one thread.
+__device__ __forceinline__ void make_summary_item(const HopperParams& p, Found found,
+                                                  const SlabSequences& all, int32_t segment_chunks,
+                                                  int32_t head, SummaryItem& item) {
+  const int32_t index = (found.rest + 1) / 2;
+  const StateSource before = state_before(p, found.part, all.slab, head);
+  take_segment(found.part, index, segment_chunks);
+  make_item(p, found.part, all.slab, head, item.part);
+  const int32_t place = found.part.place;
+  item.half = index == 0 ? -1 : (found.rest - 1) & 1;
+  item.part.state_in = index == 0 ? before.data : nullptr;
+  item.part.dtype_in = static_cast<int32_t>(before.dtype);
+  item.part.state_out = segment_state(p, place + 1, head);
+  item.copied = item.part.state_in != nullptr;
+  item.state_copy = segment_state(p, place, head);
+  const int64_t record = static_cast<int64_t>(place) * p.call.heads.state + head;
+  item.transition = p.segments.transitions + record * kTransitionVectors;
+  item.reset = p.segments.resets + record;
+}
+
+}  // namespace gdn::sm90

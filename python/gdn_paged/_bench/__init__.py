@@ -1,0 +1,1 @@
+"""What ``python -m gdn_paged bench`` and ``explain`` are made of."""

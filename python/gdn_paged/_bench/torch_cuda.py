@@ -1,0 +1,110 @@
+"""A GPU by way of torch: arrays, captured graphs, device events, measured limits."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .machine import Machine, Step
+
+ROUND_MS = 20.0
+
+
+class Gpu(Machine):
+    """Tensors of one CUDA device."""
+
+    chunked = True
+
+    def __init__(self, device: str) -> None:
+        torch.cuda.set_device(device)
+        self.device = device
+        self.name = torch.cuda.get_device_name(device)
+        self._random = torch.Generator(device=device).manual_seed(0)
+
+    def normal(self, *shape: int) -> Any:
+        return torch.randn(*shape, device=self.device, generator=self._random)
+
+    def unit(self, x: Any) -> Any:
+        return torch.nn.functional.normalize(x, dim=-1)
+
+    def sigmoid(self, x: Any) -> Any:
+        return x.sigmoid()
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.to(getattr(torch, dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return torch.zeros(shape, device=self.device, dtype=getattr(torch, dtype))
+
+    def table(self, values: Any) -> Any:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def times_us(self, contenders: dict[str, Step], repeats: int, rounds: int) -> dict[str, float]:
+        """A round replays a graph of the steps for at least 20 ms, so that the gap before the
+        first replay is small."""
+        graphs = {name: _capture(step, repeats) for name, step in contenders.items()}
+        times: dict[str, list[float]] = {name: [] for name in graphs}
+        replays = dict.fromkeys(graphs, 2)
+        for turn in range(rounds + 1):
+            for name, graph in graphs.items():
+                count = replays[name]
+                us = _elapsed_us(graph.replay, count)
+                if turn == 0:  # warm-up: how many replays make a round
+                    replays[name] = max(2, math.ceil(ROUND_MS * 1e3 * count / us))
+                else:
+                    times[name].append(us / (count * repeats))
+        return {name: statistics.median(values) for name, values in times.items()}
+
+    def host_us(self, step: Step, calls: int) -> float | None:
+        step(0)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            step(0)
+        seconds = (time.perf_counter() - start) / calls
+        torch.cuda.synchronize()
+        return seconds * 1e6
+
+    def copy_rate(self) -> float:
+        source = torch.empty(2 * 1024**3, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        target.copy_(source)
+        us = min(_elapsed_us(lambda: target.copy_(source), 5) for _ in range(5))
+        return 5 * 2 * source.numel() / us * 1e6
+
+    def flop_rate(self) -> float:
+        n = 8192
+        a = self.normal(n, n).bfloat16()
+        out = a @ a
+        us = min(_elapsed_us(lambda: torch.mm(a, a, out=out), 5) for _ in range(5))
+        return 5 * 2 * n**3 / us * 1e6
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+
+def _capture(step: Step, repeats: int) -> Any:
+    """A graph of step(0) .. step(repeats - 1), replayed once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(repeats):
+            step(i)
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _elapsed_us(work: Callable[[], object], times: int) -> float:
+    """Device time of what `times` calls of `work` enqueue."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        work()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) * 1e3
