@@ -8,12 +8,12 @@ recurrent states, not language.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from ._progress import progress_bar
 
 DEFAULT_PREFIX = 1024  # bytes of system prefix in a text without a `---` line
 GPU_TOLERANCE = 2e-2  # relative L2 of the scores after the prompt, bf16 activations
@@ -91,18 +91,6 @@ def pick_device() -> str:
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
-@contextlib.contextmanager
-def progress_bar(total: int, title: str) -> Iterator[Callable[[int], Any]]:
-    """A bar on stderr if that is a terminal and tqdm is installed, else nothing."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda count: None
-        return
-    with tqdm(total=total, desc=title, unit="tok", leave=False, disable=None) as bar:
-        yield bar.update
-
-
 class MismatchError(Exception):
     """The two ways to serve a request gave different results."""
 
@@ -161,8 +149,8 @@ def run(args: argparse.Namespace) -> int:
         for title, reuse in (("without reuse", False), ("with reuse", True)):
             requests = [Request(prompt, args.new_tokens) for prompt in prompts]
             engine = Engine(model, args.pages, reuse=reuse)
-            with progress_bar(total, title) as progress:
-                stats = engine.run(requests, progress)
+            with progress_bar(total, title, "tok") as progress:
+                stats = engine.run(requests, progress.advance)
             runs.append((requests, stats))
             say(
                 title,

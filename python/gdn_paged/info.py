@@ -98,7 +98,8 @@ def text_of(facts: dict[str, Any]) -> str:
 
 def _extra(name: str, packages: tuple[str, ...], module: str | None) -> dict[str, Any]:
     """Whether an optional part can be used, with versions or the reason why not."""
-    found, missing = [], []
+    found: list[str] = []
+    missing: list[str] = []
     for package in packages:
         number = _version(package)
         (found if number else missing).append(f"{package} {number}" if number else package)
