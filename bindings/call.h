@@ -126,5 +126,6 @@ nb::str explain(gdn_op_t op, const Params& p) {
 void define_prefill(nb::module_& m);
 void define_decode(nb::module_& m);
 void define_slots(nb::module_& m);
+void define_verify(nb::module_& m);
 
 }  // namespace gdn::python

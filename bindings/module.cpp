@@ -13,7 +13,8 @@ nb::list kernel_rows() {
   } kOps[] = {{GDN_OP_PREFILL_PAGED, "prefill_paged"},
               {GDN_OP_PREFILL, "prefill"},
               {GDN_OP_DECODE_PAGED, "decode_paged"},
-              {GDN_OP_DECODE, "decode"}};
+              {GDN_OP_DECODE, "decode"},
+              {GDN_OP_VERIFY_PAGED, "verify_paged"}};
   nb::list rows;
   for (const auto& op : kOps) {
     for (int32_t i = 0; const char* name = gdn_kernel_row_name(op.op, i); ++i) {
@@ -42,6 +43,7 @@ NB_MODULE(_core, m) {
   define_prefill(m);
   define_decode(m);
   define_slots(m);
+  define_verify(m);
   m.def("kernel_rows", &kernel_rows);
   m.def("preload", &preload, nb::arg("device"));
   m.def("version", [] { return gdn_version(); });

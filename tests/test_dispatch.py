@@ -7,7 +7,7 @@ import gdn_paged
 from calls import page_table
 from cases import make_decode, make_pool, make_prefill
 
-OPERATIONS = ("prefill_paged", "prefill", "decode_paged", "decode")
+OPERATIONS = ("prefill_paged", "prefill", "decode_paged", "decode", "verify_paged")
 TABLE = page_table(64, ([5, 2], 60, 70))
 
 

@@ -18,6 +18,7 @@ ARROWS = {
     "cpp/cuda": ("gdn_paged/", "core/", "cuda/common/", "cuda/page_table.h"),
     "cpp/cuda/common": ("gdn_paged/", "core/", "cuda/common/"),
     "cpp/cuda/decode": ("gdn_paged/", "core/", "cuda/common/", "cuda/decode/"),
+    "cpp/cuda/verify": ("gdn_paged/", "core/", "cuda/common/", "cuda/verify/"),
     "cpp/cuda/sm80": ("gdn_paged/", "core/", "cuda/common/", "cuda/sm80/"),
     "cpp/cuda/sm90": ("gdn_paged/", "core/", "cuda/common/", "cuda/sm80/", "cuda/sm90/"),
     "bindings": ("gdn_paged/",),
@@ -35,7 +36,7 @@ FRAMEWORK_HEADERS = re.compile(r"^(Python\.h|nanobind/|torch/|ATen/|c10/|xla/|dl
 
 # Ceilings, in lines. A kernel file aims at 450.
 FILE_LINES = {
-    "cpp/include": 550,
+    "cpp/include": 650,
     "cpp/core": 210,
     "cpp/cpu": 300,
     "cpp/cuda": 600,

@@ -5,6 +5,7 @@
 #include "core/page_table.h"
 #include "core/status.h"
 #include "core/validate.h"
+#include "core/verify.h"
 
 namespace gdn {
 namespace {
@@ -71,21 +72,13 @@ void explain_operation(gdn_op_t op, const void* params, Text* text) {
       return explain(prefill_problem(prefill_params, Form::kSlots, Use::kLaunch), text);
     case GDN_OP_DECODE_PAGED: return explain(decode_problem(decode_params, Form::kPaged), text);
     case GDN_OP_DECODE: return explain(decode_problem(decode_params, Form::kSlots), text);
+    case GDN_OP_VERIFY_PAGED:
+      return explain(
+          verify_problem(static_cast<const gdn_verify_params_t*>(params), VerifyUse::kVerify),
+          text);
     default:
       throw Error(GDN_INVALID_ARGUMENT,
-                  "op: %d given, GDN_OP_PREFILL_PAGED (1) to GDN_OP_DECODE "
-                  "(4) expected",
-                  op);
-  }
-}
-
-RowText row_of(gdn_op_t op, int32_t index) {
-  switch (op) {
-    case GDN_OP_PREFILL_PAGED:
-    case GDN_OP_PREFILL: return prefill_row(index);
-    case GDN_OP_DECODE_PAGED:
-    case GDN_OP_DECODE: return decode_row(index);
-    default: return {};
+                  "op: %d given, GDN_OP_PREFILL_PAGED (1) to GDN_OP_VERIFY_PAGED (5) expected", op);
   }
 }
 

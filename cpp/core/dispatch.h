@@ -11,10 +11,12 @@ namespace gdn {
 // NO_KERNEL_FOR_DEVICE with the reason of every row.
 const PrefillRow& select(const PrefillProblem& problem);
 const DecodeRowKernel& select(const DecodeProblem& problem);
+const VerifyRow& select(const VerifyProblem& problem);
 
 // Which row serves the problem and why each earlier one refuses. Throws as select does.
 void explain(const PrefillProblem& problem, Text* text);
 void explain(const DecodeProblem& problem, Text* text);
+void explain(const VerifyProblem& problem, Text* text);
 
 const PageTableKernels& page_table_kernels(const Device& device);
 
@@ -22,7 +24,7 @@ struct RowText {
   const char* name = nullptr;  // null: past the end
   const char* description = nullptr;
 };
-RowText prefill_row(int32_t index);
-RowText decode_row(int32_t index);
+RowText row_of(gdn_op_t op, int32_t index);
+RowText verify_row(int32_t index);  // of the table in dispatch_verify.cpp
 
 }  // namespace gdn

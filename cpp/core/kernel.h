@@ -28,9 +28,12 @@ struct Row {
 
 using PrefillRow = Row<PrefillProblem>;
 using DecodeRowKernel = Row<DecodeProblem>;
+struct VerifyProblem;  // core/verify.h
+using VerifyRow = Row<VerifyProblem>;
 
 extern const PrefillRow kPrefillCpu;
 extern const DecodeRowKernel kDecodeCpu;
+extern const VerifyRow kVerifyCpu;
 
 // Operations that every device serves in one way.
 struct PageTableKernels {

@@ -16,6 +16,12 @@ enum class Form { kPaged, kSlots, kEither };
 PrefillProblem prefill_problem(const gdn_prefill_params_t* params, Form form, Use use);
 DecodeProblem decode_problem(const gdn_decode_params_t* params, Form form);
 
+// A verify has new tokens, a commit has none; a size query needs host integers alone.
+enum class VerifyUse { kVerify, kCommit, kSize };
+
+struct VerifyProblem;  // core/verify.h
+VerifyProblem verify_problem(const gdn_verify_params_t* params, VerifyUse use);
+
 enum class TableUse { kSlots, kValidate, kValidateSize };
 
 PageTableProblem page_table_problem(const gdn_page_table_params_t* params, TableUse use,

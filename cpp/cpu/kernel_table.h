@@ -5,6 +5,7 @@
 #include "cpu/decode_step.h"
 #include "cpu/prepare.h"
 #include "cpu/state.h"
+#include "cpu/verify_step.h"
 
 namespace gdn::cpu {
 namespace {
@@ -29,6 +30,7 @@ constexpr Kernels kTable = {
     .prepare = prepare,
     .advance = advance,
     .decode = decode,
+    .verify = verify,
 };
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "core/problem.h"
+#include "core/verify.h"
 
 namespace gdn::cpu {
 
@@ -118,6 +118,41 @@ struct DecodeStep {
   float* scratch;   // [2 K]
 };
 
+// Accepted draft tokens folded into a state: S := keep S + sum_t weight_t u_t k_t^T over the tokens
+// [first, last). `replace` discards what was there.
+struct Fold {
+  float keep;
+  float weight[kMaxDraft];
+  int8_t first, last;
+  bool replace;
+  StateRows write;  // null data: no store
+};
+
+// A verify step on one state head: folds, then the new tokens. With G_t = alpha_0 .. alpha_t and
+// D_ts = alpha_(s+1) .. alpha_t,
+//
+//   u_t = beta_t (v_t - G_t S k_t - sum_(s<t) D_ts (k_t.k_s) u_s)
+//   o_t = G_t S q_t + sum_(s<=t) D_ts (q_t.k_s) u_s
+struct VerifyStep {
+  const void* q;  // the first token's [K]
+  const void* k;
+  const void* v;                                        // [V]
+  void* output;                                         // [V]
+  int64_t q_stride, k_stride, v_stride, output_stride;  // elements per token
+  DType io;
+  float scale;
+  bool l2norm;
+  int32_t tokens;  // new ones
+  float alpha[kMaxDraft], beta[kMaxDraft];
+  StateRows read;  // null data: zero state
+  Fold folds[2];
+  int32_t num_folds;
+  void* draft_k;         // [K, draft_tokens], io dtype; read by the folds, then rewritten
+  float* draft_u;        // [V, draft_tokens]
+  int32_t draft_tokens;  // 0: no record to write
+  float* scratch;        // [3 kMaxDraft K]
+};
+
 struct Kernels {
   const char* isa;
   void (*load_tiles)(const StateRows&, float* tiles);
@@ -126,6 +161,7 @@ struct Kernels {
   void (*prepare)(const SegmentInput&, Segment*);
   void (*advance)(const Segment&, const Values&, const Upcoming&, const StateStore&, float* tiles);
   void (*decode)(const DecodeStep&);
+  void (*verify)(const VerifyStep&);
 };
 
 // The table of the best instruction set of this machine; chosen once.

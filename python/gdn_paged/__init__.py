@@ -21,6 +21,11 @@ from .slots import (
     gdn_paged_decode_slots,
     gdn_paged_prefill_slots,
 )
+from .verify import (
+    gated_delta_rule_commit_paged,
+    gated_delta_rule_verify_paged,
+    verify_draft_size,
+)
 
 __version__ = version()
 
@@ -34,8 +39,10 @@ __all__ = [
     "chunk_gated_delta_rule",
     "chunk_gated_delta_rule_paged",
     "explain",
+    "gated_delta_rule_commit_paged",
     "gated_delta_rule_decode_paged",
     "gated_delta_rule_decode_pretranspose",
+    "gated_delta_rule_verify_paged",
     "gdn_paged_decode_slots",
     "gdn_paged_prefill_slots",
     "has_cuda",
@@ -45,5 +52,6 @@ __all__ = [
     "prefill_workspace_size",
     "preload",
     "validate_page_table",
+    "verify_draft_size",
     "version",
 ]

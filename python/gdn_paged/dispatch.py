@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
-from . import _core, decode, prefill
+from . import _core, decode, prefill, verify
 
-Operation = Literal["prefill_paged", "prefill", "decode_paged", "decode"]
+Operation = Literal["prefill_paged", "prefill", "decode_paged", "decode", "verify_paged"]
 
 
 class KernelRow(str):
@@ -30,13 +30,14 @@ def kernel_rows(operation: Operation) -> list[KernelRow]:
     """Kernel rows of an operation in the order of preference: the first that serves a call runs.
 
     Args:
-        operation: "prefill_paged", "prefill" (slot form), "decode_paged" or "decode" (slot form).
+        operation: "prefill_paged", "prefill" (slot form), "decode_paged", "decode" (slot form) or
+            "verify_paged", which serves the commit too.
     """
     rows = _core.kernel_rows()
     if operation not in [op for op, _, _ in rows]:
         raise ValueError(
-            f'operation: {operation!r}; expected "prefill_paged", "prefill", "decode_paged" or '
-            '"decode"'
+            f'operation: {operation!r}; expected "prefill_paged", "prefill", "decode_paged", '
+            '"decode" or "verify_paged"'
         )
     return [KernelRow(name, description) for op, name, description in rows if op == operation]
 
@@ -48,8 +49,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     Args:
         function: :func:`gdn_paged.chunk_gated_delta_rule_paged`,
             :func:`gdn_paged.chunk_gated_delta_rule`,
-            :func:`gdn_paged.gated_delta_rule_decode_paged` or
-            :func:`gdn_paged.gated_delta_rule_decode_pretranspose`.
+            :func:`gdn_paged.gated_delta_rule_decode_paged`,
+            :func:`gdn_paged.gated_delta_rule_decode_pretranspose` or
+            :func:`gdn_paged.gated_delta_rule_verify_paged`.
         args, kwargs: what it would be called with.
 
     Raises:
@@ -57,7 +59,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """
     entry = _EXPLAIN.get(function) if callable(function) else None
     if entry is None:
-        raise ValueError(f"function: {function!r}; expected a prefill or decode function")
+        raise ValueError(f"function: {function!r}; expected a prefill, decode or verify function")
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     describe, order = entry
@@ -69,6 +71,7 @@ _EXPLAIN: dict[Callable[..., Any], tuple[Callable[[tuple[Any, ...]], str], tuple
     prefill.chunk_gated_delta_rule: (_core.explain_prefill, prefill.FLAT_ORDER),
     decode.gated_delta_rule_decode_paged: (_core.explain_decode_paged, decode.PAGED_ORDER),
     decode.gated_delta_rule_decode_pretranspose: (_core.explain_decode, decode.PRETRANSPOSE_ORDER),
+    verify.gated_delta_rule_verify_paged: (_core.explain_verify_paged, verify.VERIFY_ORDER),
 }
 
 

@@ -363,6 +363,109 @@ typedef struct gdn_decode_params {
 GDN_API gdn_status_t gdn_decode_paged(const gdn_decode_params_t* params);
 GDN_API gdn_status_t gdn_decode(const gdn_decode_params_t* params);
 
+/* ---- speculative decoding -------------------------------------------------------------- */
+
+/* Up to 8 draft tokens per sequence in one step, and the choice of how many to keep one step later.
+ *
+ * A step does two things in one pass over a state: it folds the first accepted[b] draft tokens of
+ * the sequence's last step into its pages, and it runs the new tokens from there and writes their
+ * outputs. The new tokens leave the pages alone: what each of them would add waits in `drafts`,
+ * so nothing that a rejected token touched survives. seq_lens[b] counts the tokens before the new
+ * ones, the accepted draft tokens included; page_indices[page_indptr[b] ..] holds their pages and
+ * may go on with pages for later tokens. The fold follows the page rules of a prefill of
+ * accepted[b] tokens that end at seq_lens[b]: it continues the page of the token before them,
+ * stores the page end they cross and the page of the last of them. With accepted[b] = 0 the pool is
+ * not written. After a prefill or a decode the first step has accepted[b] = 0.
+ *
+ *     drafts  = gdn_verify_draft_size bytes, uninitialised
+ *     loop    : gdn_verify_paged(accepted, seq_lens)    outputs of the new tokens
+ *               choose                                  accepted[b] = 0 .. new tokens
+ *               seq_lens += accepted                    on the device, without a word to the host
+ *     leave   : gdn_commit_paged(accepted, seq_lens)    the fold alone, e.g. before pages are
+ * shared
+ *
+ * All layers of a model share the tables and have a `drafts` buffer each. A sequence keeps its slot
+ * of the buffer from step to step; slots of one call are distinct. Slot -1 has no record: nothing
+ * can be accepted and the new tokens cannot be kept. An empty page list is padding: its outputs are
+ * zero. A broken sequence (ids out of range, too few pages, more than max_draft new tokens, more
+ * accepted than its last step had, or accepted already) stores nothing, outputs are zero. */
+typedef struct gdn_verify_params {
+  size_t struct_size;
+
+  gdn_device_type_t device_type;
+  int32_t device_id;
+  struct CUstream_st* stream;
+  const char* backend;
+  uint64_t flags; /* GDN_QK_L2NORM | GDN_EXPLICIT_SCALE | GDN_BATCH_INVARIANT */
+
+  int64_t num_seqs;
+  int64_t num_tokens; /* rows of q, k, v, a, b and output */
+  int32_t max_draft;  /* 1 to 8, the same in all steps: no sequence has more new tokens */
+  int32_t num_q_heads;
+  int32_t num_k_heads;
+  int32_t num_v_heads;
+  int32_t head_dim_k;
+  int32_t head_dim_v;
+  gdn_dtype_t io_dtype;
+  int32_t reserved;
+
+  /* gdn_commit_paged reads none of these */
+  const void* q; /* [num_tokens, num_q_heads, head_dim_k] */
+  const void* k; /* [num_tokens, num_k_heads, head_dim_k] */
+  const void* v; /* [num_tokens, num_v_heads, head_dim_v] */
+  void* output;  /* [num_tokens, H, head_dim_v] */
+  int64_t q_token_stride;
+  int64_t q_head_stride;
+  int64_t k_token_stride;
+  int64_t k_head_stride;
+  int64_t v_token_stride;
+  int64_t v_head_stride;
+  int64_t output_token_stride;
+  int64_t output_head_stride;
+  double scale;
+  const void* a; /* [num_tokens, H], gates as in decode */
+  const void* b; /* [num_tokens, H] */
+  int64_t a_token_stride;
+  int64_t a_head_stride;
+  int64_t b_token_stride;
+  int64_t b_head_stride;
+  const void* A_log;   /* [H] */
+  const void* dt_bias; /* [H]; NULL: 0 */
+  gdn_dtype_t a_dtype;
+  gdn_dtype_t b_dtype;
+  gdn_dtype_t A_log_dtype;
+  gdn_dtype_t dt_bias_dtype;
+  const void* cu_seqlens; /* [num_seqs + 1] */
+
+  const gdn_pool_t* state_pool;
+  const void* page_indices; /* [num_indices] */
+  const void* page_indptr;  /* [num_seqs + 1] */
+  const void* seq_lens;     /* [num_seqs] */
+  const void* accepted;     /* [num_seqs]; NULL: 0 */
+  int64_t num_indices;
+  int64_t page_size;         /* a positive multiple of 64 */
+  void* drafts;              /* 16-byte aligned */
+  int64_t num_drafts;        /* slots of the buffer */
+  const void* draft_indices; /* [num_seqs]; NULL: slot b */
+  gdn_dtype_t cu_seqlens_dtype;
+  gdn_dtype_t page_indices_dtype;
+  gdn_dtype_t page_indptr_dtype;
+  gdn_dtype_t seq_lens_dtype;
+  gdn_dtype_t accepted_dtype;
+  gdn_dtype_t draft_indices_dtype;
+
+  gdn_parallel_for_t parallel_for;
+  void* parallel_for_context;
+  int32_t num_threads;
+  int32_t reserved2;
+} gdn_verify_params_t;
+#define GDN_VERIFY_PARAMS_INIT GDN_INIT_(gdn_verify_params_t)
+
+GDN_API gdn_status_t gdn_verify_paged(const gdn_verify_params_t* params);
+GDN_API gdn_status_t gdn_commit_paged(const gdn_verify_params_t* params);
+/* Bytes of num_drafts slots, from the sizes alone: heads, dims, io_dtype and max_draft. */
+GDN_API gdn_status_t gdn_verify_draft_size(const gdn_verify_params_t* params, size_t* bytes);
+
 /* ---- page tables: slots and checks ----------------------------------------------------- */
 
 /* One page table. gdn_prefill_slots needs cu_seqlens and page_size, gdn_decode_slots neither. */
@@ -477,7 +580,8 @@ enum {
   GDN_OP_PREFILL_PAGED = 1, /* gdn_prefill_params_t */
   GDN_OP_PREFILL = 2,       /* gdn_prefill_params_t */
   GDN_OP_DECODE_PAGED = 3,  /* gdn_decode_params_t */
-  GDN_OP_DECODE = 4         /* gdn_decode_params_t */
+  GDN_OP_DECODE = 4,        /* gdn_decode_params_t */
+  GDN_OP_VERIFY_PAGED = 5   /* gdn_verify_params_t */
 };
 
 /* Name and description of row `index` of an operation's table, in the order of preference;

@@ -81,6 +81,8 @@ inline void prefill(const gdn_prefill_params_t& params) { check(gdn_prefill(&par
 inline void prefill_plan(const gdn_prefill_params_t& params) { check(gdn_prefill_plan(&params)); }
 inline void decode_paged(const gdn_decode_params_t& params) { check(gdn_decode_paged(&params)); }
 inline void decode(const gdn_decode_params_t& params) { check(gdn_decode(&params)); }
+inline void verify_paged(const gdn_verify_params_t& params) { check(gdn_verify_paged(&params)); }
+inline void commit_paged(const gdn_verify_params_t& params) { check(gdn_commit_paged(&params)); }
 inline void prefill_slots(const gdn_page_table_params_t& params) {
   check(gdn_prefill_slots(&params));
 }
@@ -104,6 +106,12 @@ inline size_t workspace_size(const gdn_prefill_params_t& params) {
 inline size_t plan_size(const gdn_prefill_params_t& params) {
   size_t bytes = 0;
   check(gdn_prefill_plan_size(&params, &bytes));
+  return bytes;
+}
+
+inline size_t verify_draft_size(const gdn_verify_params_t& params) {
+  size_t bytes = 0;
+  check(gdn_verify_draft_size(&params, &bytes));
   return bytes;
 }
 

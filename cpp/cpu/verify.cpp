@@ -1,0 +1,152 @@
+// Speculative decoding on the CPU: a task is one state head of one sequence.
+#include "core/verify.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "core/kernel.h"
+#include "core/status.h"
+#include "cpu/kernels.h"
+#include "cpu/operand.h"
+#include "cpu/parallel.h"
+#include "cpu/scratch.h"
+
+namespace gdn {
+namespace {
+
+using namespace cpu;
+
+constexpr int64_t kSerialElements = 1 << 17;  // B H K V below which threads cost more
+constexpr int64_t kRangesPerThread = 8;
+
+// Tokens [first, last) of the record. What stands before a reset does not count.
+Fold make_fold(const DraftHeader& header, int first, int last) {
+  Fold fold{};
+  fold.keep = 1.0f;
+  fold.first = static_cast<int8_t>(first);
+  fold.last = static_cast<int8_t>(last);
+  for (int t = last - 1; t >= first; --t) {
+    fold.weight[t] = fold.keep;
+    fold.keep *= header.alpha[t];
+    if (header.alpha[t] == 0.0f) {
+      fold.first = static_cast<int8_t>(t);
+      fold.replace = true;
+      break;
+    }
+  }
+  return fold;
+}
+
+StateRows state_rows(const VerifyProblem& p, int64_t row, int64_t head) {
+  return {.data = state_address(p.pool, p.heads, row, head, 0),
+          .dtype = p.pool.dtype,
+          .dim_k = p.heads.dim_k,
+          .dim_v = p.heads.dim_v};
+}
+
+void set_folds(const VerifyProblem& p, const VerifySequence& s, int64_t head,
+               const DraftHeader& header, VerifyStep* step) {
+  int done = 0;
+  if (s.boundary > 0) {
+    Fold& fold = step->folds[step->num_folds++];
+    fold = make_fold(header, 0, s.boundary);
+    fold.write = state_rows(p, s.boundary_row, head);
+    done = s.boundary;
+  }
+  if (done == s.accepted) return;
+  Fold& fold = step->folds[step->num_folds++];
+  fold = make_fold(header, done, s.accepted);
+  fold.write = state_rows(p, s.write_row, head);
+}
+
+void zero_outputs(const VerifyProblem& p, const VerifySequence& s, int64_t head) {
+  for (int64_t t = s.begin; t < s.begin + s.length; ++t) {
+    std::memset(writable(p.output, t, head, 0), 0, p.heads.dim_v * element_bytes(p.io));
+  }
+}
+
+void set_tokens(const VerifyProblem& p, const VerifySequence& s, int32_t head, VerifyStep* step) {
+  step->tokens = static_cast<int32_t>(s.length);
+  if (s.length == 0) return;
+  step->q = address(p.q, s.begin, p.heads.q_of(head));
+  step->k = address(p.k, s.begin, p.heads.k_of(head));
+  step->v = address(p.v, s.begin, p.heads.v_of(head));
+  step->output = writable(p.output, s.begin, head, 0);
+  step->q_stride = p.q.row_stride;
+  step->k_stride = p.k.row_stride;
+  step->v_stride = p.v.row_stride;
+  step->output_stride = p.output.row_stride;
+  for (int32_t t = 0; t < step->tokens; ++t) {
+    step->alpha[t] = read_alpha(p.gates, s.begin + t, head);
+    step->beta[t] = read_beta(p.gates, s.begin + t, head);
+  }
+}
+
+void run_unit(const VerifyProblem& p, const Kernels& table, int64_t unit, float* scratch) {
+  const int32_t head = static_cast<int32_t>(unit % p.heads.state);
+  const VerifySequence s = resolve_verify(p, unit / p.heads.state);
+  if (!s.live) return zero_outputs(p, s, head);
+  const DraftLayout layout = draft_layout(p.heads, p.io, p.max_draft);
+  char* record = s.slot >= 0 ? draft_record(p, layout, s.slot, head) : nullptr;
+  auto* header = reinterpret_cast<DraftHeader*>(record);
+  if (s.accepted > 0 && !covers(*header, s)) return zero_outputs(p, s, head);
+  VerifyStep step{};
+  step.io = p.io;
+  step.scale = p.scale;
+  step.l2norm = p.qk_l2norm;
+  step.scratch = scratch;
+  step.read = state_rows(p, s.read_row, head);
+  set_tokens(p, s, head, &step);
+  if (record != nullptr) {
+    step.draft_k = record + layout.k;
+    step.draft_u = reinterpret_cast<float*>(record + layout.u);
+    step.draft_tokens = layout.tokens;
+    if (s.accepted > 0) set_folds(p, s, head, *header, &step);
+  }
+  if (step.tokens > 0 || step.num_folds > 0) table.verify(step);
+  if (header == nullptr) return;
+  header->count = step.tokens;
+  std::copy_n(step.alpha, kMaxDraft, header->alpha);
+}
+
+void launch(const VerifyProblem& p) {
+  Threads threads = p.threads;
+  if (p.num_seqs * p.heads.state_elements() <= kSerialElements) threads.count = 1;
+  const int32_t count = thread_count(threads);
+  const int64_t units = p.num_seqs * p.heads.state;
+  const int64_t ranges =
+      count == 1 ? std::min<int64_t>(units, 1) : std::min(units, kRangesPerThread * count);
+  const Kernels& table = kernels();
+  const size_t bytes = sizeof(float) * 3 * kMaxDraft * p.heads.dim_k;
+  std::atomic<bool> out_of_memory{false};
+  parallel_for(threads, ranges, [&](int64_t r) {
+    float* scratch = static_cast<float*>(thread_scratch().reserve(bytes));
+    if (scratch == nullptr) {
+      out_of_memory = true;
+      return;
+    }
+    for (int64_t i = units * r / ranges; i < units * (r + 1) / ranges; ++i) {
+      run_unit(p, table, i, scratch);
+    }
+  });
+  if (out_of_memory) throw Error(GDN_INTERNAL, "out of host memory: %zu bytes of scratch", bytes);
+}
+
+const char* refuse(const VerifyProblem& p) {
+  if (p.device.type != GDN_CPU) return "the operands are not in host memory";
+  if (p.heads.dim_k % 8 != 0 || p.heads.dim_v % 8 != 0) {
+    return "head_dim_k and head_dim_v must be multiples of 8";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const VerifyRow kVerifyCpu = {.name = "cpu",
+                              .description = [] { return kernels().isa; },
+                              .refuse = refuse,
+                              .workspace = [](const VerifyProblem&) -> size_t { return 0; },
+                              .launch = launch};
+
+}  // namespace gdn
