@@ -22,6 +22,7 @@ else
 fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1 CTEST_OUTPUT_ON_FAILURE=1
 
+xla_include=""
 current=""
 summary=()
 complete=""
@@ -68,6 +69,14 @@ environment() {
   python -m pip install --quiet -r tests/requirements.txt
 }
 
+old_jax() {  # the oldest JAX that is served: its headers build the handlers, its runtime tests them
+  if python -c 'import sys; raise SystemExit(sys.version_info >= (3, 14))'; then
+    [[ -e $work/old-jax/jax ]] ||
+      python -m pip install --quiet --no-deps --target "$work/old-jax" jax==0.6.0 jaxlib==0.6.0
+    xla_include=$work/old-jax/jaxlib/include
+  fi
+}
+
 lint() {
   ruff check .
   ruff format --check .
@@ -77,7 +86,9 @@ lint() {
 wheel() {
   rm -rf "$work/wheel"
   python -m pip wheel . --no-deps --no-build-isolation --quiet -w "$work/wheel" \
-    --config-settings build-dir="$work/build-wheel${GDN_PAGED_NO_CUDA:+-cpu}"
+    --config-settings build-dir="$work/build-wheel${GDN_PAGED_NO_CUDA:+-cpu}" \
+    --config-settings cmake.define.GDN_PAGED_JAX=ON \
+    --config-settings cmake.define.GDN_PAGED_XLA_INCLUDE="${xla_include:-}"
   python -m pip install --quiet --no-deps --force-reinstall "$work"/wheel/*.whl
   (cd "$work" && python -m gdn_paged info)
   if [[ -z ${GDN_PAGED_NO_CUDA:-} ]] && command -v nvcc >/dev/null; then
@@ -125,6 +136,7 @@ examples() {
 }
 
 step "environment" environment
+step "oldest jax" old_jax
 step "lint and format" lint
 step "wheel" wheel
 step "types" mypy
@@ -134,4 +146,8 @@ step "check and demo" command_line
 step "examples" examples
 # Two workers share the cores: NumPy's products in the reference need no threads of their own.
 step "pytest" env OPENBLAS_NUM_THREADS=1 python -m pytest -q -n 2 tests
+if [[ -n ${xla_include:-} ]]; then
+  step "pytest, oldest jax" env PYTHONPATH="$work/old-jax" \
+    python -m pytest -q -n 2 tests/test_jax.py tests/test_jax_errors.py
+fi
 complete=yes
