@@ -106,8 +106,7 @@ library() {  # the C++ side alone, as a packager builds it
 consumers() {  # projects that find the library in the installed wheel
   local cmake_dir project name
   cmake_dir=$(cd "$work" && python -m gdn_paged --cmake-dir)
-  for project in tests/cpp/*/CMakeLists.txt examples/cpp_engine/CMakeLists.txt; do
-    [[ -e $project ]] || continue
+  for project in tests/cpp/*/CMakeLists.txt examples/*/CMakeLists.txt; do
     name=$(basename "$(dirname "$project")")
     cmake -S "$(dirname "$project")" -B "$work/$name" -G Ninja -Dgdn_paged_DIR="$cmake_dir"
     cmake --build "$work/$name"
