@@ -1,4 +1,4 @@
-"""What only a GPU shows: streams, scratch memory, repeats, far offsets, several devices."""
+"""What only a GPU shows: streams, scratch memory, repeats, far offsets."""
 
 import numpy as np
 import pytest
@@ -138,22 +138,3 @@ def test_token_offsets_past_32_bits(torch_cuda):
     )
     expected = Oracle().prefill(short, np.zeros((1, heads, 128, 128)), "bf16")
     assert relative_error(target.values(out[T - 3 :]), expected) <= bars("cuda", "bf16").out
-
-
-def test_other_device_than_the_current_one(torch_cuda):
-    target, torch = torch_cuda, torch_cuda.arrays.torch
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
-    call, rows = make_prefill(609, page_table(64, *BATCH)), make_pool(609, ROWS, H)
-    arguments = {
-        name: x.to("cuda:1") if isinstance(x, torch.Tensor) else x
-        for name, x in target.prefill_arguments(call, "bf16").items()
-    }
-    pool = target.pool(rows).view.to("cuda:1")
-    gdn_paged.preload(1)
-    out = gdn_paged.chunk_gated_delta_rule_paged(**arguments, state_pool=pool)
-    assert torch.cuda.current_device() == 0 and out.device.index == 1
-    truth = rows.copy()
-    expected = Oracle().prefill(call, truth, "bf16")
-    assert relative_error(target.values(out), expected) <= bars("cuda", "bf16").out
-    assert relative_error(target.values(pool), truth) <= bars("cuda", "bf16").rows

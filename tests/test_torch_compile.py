@@ -15,7 +15,7 @@ import gdn_paged.torch  # noqa: E402
 from calls import page_table  # noqa: E402
 from cases import make_decode, make_pool, make_prefill  # noqa: E402
 from test_torch import assert_same, each_sample  # noqa: E402
-from torch_samples import SAMPLES, io_of, parametrize_places  # noqa: E402
+from torch_samples import SAMPLES, dim_of, io_of, parametrize_places  # noqa: E402
 
 EXAMPLE = Path(__file__).parent.parent / "examples/torch_layer.py"
 pytest_generate_tests = parametrize_places
@@ -102,11 +102,12 @@ def test_dynamic_tokens(place):
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     step = compiled(lambda q, a: gdn_paged.chunk_gated_delta_rule_paged(q, **a), backend=counter)
     for tokens in (70, 100, 128):
-        call = make_prefill(720, page_table(64, ([3, 1, 0], 5, 5 + tokens))).cast(io_of(place))
+        table, dim = page_table(64, ([3, 1, 0], 5, 5 + tokens)), dim_of(place)
+        call = make_prefill(720, table, dim=dim).cast(io_of(place))
         runs = []
         for function in (step, lambda q, a: gdn_paged.chunk_gated_delta_rule_paged(q, **a)):
             arguments = place.prefill_arguments(call, io_of(place))
-            arguments["state_pool"] = place.pool(make_pool(720, 4, 4)).view
+            arguments["state_pool"] = place.pool(make_pool(720, 4, 4, dim)).view
             for x in ("q", "k", "v", "g", "beta"):
                 torch._dynamo.mark_dynamic(arguments[x], 0)
             runs.append((function(arguments.pop("q"), arguments), arguments["state_pool"]))

@@ -60,10 +60,16 @@ def io_of(target: Target) -> str:
     return "fp32" if target.device == "cpu" else "bf16"
 
 
+def dim_of(target: Target) -> int:
+    """A head size that the first row of the place serves."""
+    return 64 if target.device == "cpu" else 128
+
+
 def _prefill_paged(target: Target, **options: Any) -> Sample:
-    call = make_prefill(700, page_table(64, *SPANS), **options).cast(io_of(target))
+    dim = dim_of(target)
+    call = make_prefill(700, page_table(64, *SPANS), dim=dim, **options).cast(io_of(target))
     arguments = target.prefill_arguments(call, io_of(target))
-    arguments["state_pool"] = target.pool(make_pool(700, 7, 4)).view
+    arguments["state_pool"] = target.pool(make_pool(700, 7, 4, dim)).view
     return Sample(gdn_paged.chunk_gated_delta_rule_paged, arguments, ("state_pool",))
 
 
@@ -71,18 +77,20 @@ def _prefill_by_slots(target: Target) -> Sample:
     slots = Slots(
         np.array([0, 70, 75]), [2, -1], [5, 6], np.array([7, -1, 8]), [0, 2], 64, [63, 60]
     )
-    call = make_prefill(701, slots).cast(io_of(target))
-    pool = target.pool(make_pool(701, 9, 4)).view
+    dim = dim_of(target)
+    call = make_prefill(701, slots, dim=dim).cast(io_of(target))
+    pool = target.pool(make_pool(701, 9, 4, dim)).view
     arguments = target.prefill_arguments(call, io_of(target)) | {"output_final_state": True}
     arguments |= dict.fromkeys(("initial_state", "output_state", "state_checkpoints"), pool)
     return Sample(gdn_paged.chunk_gated_delta_rule, arguments, ("output_state",))
 
 
 def _prefill_packed(target: Target, initial: bool) -> Sample:
-    call = make_prefill(702, Slots(np.array([0, 70, 70, 75])), l2norm=True).cast(io_of(target))
+    dim, rows = dim_of(target), Slots(np.array([0, 70, 70, 75]))
+    call = make_prefill(702, rows, dim=dim, l2norm=True).cast(io_of(target))
     arguments = target.prefill_arguments(call, io_of(target)) | {"output_final_state": True}
     if initial:
-        arguments["initial_state"] = target.pool(make_pool(702, 3, 4)).view
+        arguments["initial_state"] = target.pool(make_pool(702, 3, 4, dim)).view
     return Sample(gdn_paged.chunk_gated_delta_rule, arguments)
 
 

@@ -21,7 +21,9 @@ struct DeviceInfo {
 // Creates no CUDA context. Throws GDN_CUDA if there is no such device.
 const DeviceInfo& device_info(int32_t device_id);
 
-// Makes a device current while it lives; touches nothing if it is already.
+// Makes a device current while it lives; touches nothing if it is already. What was current before
+// is so again afterwards, be it a device, a context of the caller's own, or none: a thread that
+// never used device 0 gets no context there.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t device_id);
@@ -30,7 +32,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int previous_ = -1;  // -1: nothing to restore
+  bool pushed_ = false;
 };
 
 // Every launch function begins with one: the call's device is current and its kernels are loaded.

@@ -51,8 +51,15 @@ void launch(void (*kernel)(Params), const LaunchConfig& config, const Params& pa
   launch_config.attrs = &early;
   launch_config.numAttrs = config.early_start ? 1 : 0;
   void* arguments[] = {const_cast<Params*>(&params)};
-  check_cuda(cudaLaunchKernelExC(&launch_config, reinterpret_cast<const void*>(kernel), arguments),
-             name);
+  const cudaError_t error =
+      cudaLaunchKernelExC(&launch_config, reinterpret_cast<const void*>(kernel), arguments);
+  if (error == cudaErrorInvalidResourceHandle) {
+    cudaGetLastError();
+    throw Error(GDN_INVALID_ARGUMENT,
+                "stream: %p is no stream of the device of this call; expected one of it",
+                static_cast<void*>(config.stream));
+  }
+  check_cuda(error, name);
 }
 
 // Loads a kernel on the current device (runtimes load lazily, which a capture forbids) and raises
