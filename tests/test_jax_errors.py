@@ -84,6 +84,9 @@ def changed(value):
     ("page_indices", None, r"^page_indices: None; expected an array \[num_indices\]"),
     ("k", "text", r"^k: got str; expected an array"),
     ("slots", 3, r"^slots: got int; expected the result of"),
+    ("backend", None, r"^backend: None; expected .auto. or the name"),
+    ("num_threads", -1, r"^num_threads: -1; expected an int of 0 to 1024"),
+    ("num_threads", True, r"^num_threads: True; expected an int"),
     ("deterministic", "no", r'^deterministic: \'no\'; expected None or "batch"'),
 ])  # fmt: skip
 def test_arguments(place, name, argument, value, text):

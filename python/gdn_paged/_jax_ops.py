@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -73,6 +74,23 @@ def operand(
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         raise ValueError(f"{name}: {describe(array)}; expected shape [{wanted}], {meaning}")
     return array
+
+
+def row_name(backend: Any) -> str:
+    if not isinstance(backend, str):
+        raise ValueError(f'backend: {backend!r}; expected "auto" or the name of a kernel row')
+    return "auto" if backend == "flashinfer" else backend
+
+
+def thread_count(num_threads: Any) -> int:
+    """0 to 1024; all of them if 0."""
+    try:
+        count = -1 if isinstance(num_threads, bool) else operator.index(num_threads)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= 1024:
+        raise ValueError(f"num_threads: {num_threads!r}; expected an int of 0 to 1024")
+    return count
 
 
 class Heads(NamedTuple):
@@ -213,8 +231,8 @@ def call(
         name: wide.get(type(x), lambda x: x)(x)
         for name, x in (attributes | {"present": present}).items()
     }
-    operator = _operator(function, target, results, aliases, tuple(sorted(attributes.items())))
-    return operator(*given)
+    run = _operator(function, target, results, aliases, tuple(sorted(attributes.items())))
+    return run(*given)
 
 
 def prefill_sizes(sizes: tuple[int, ...], num_seqs: int, backend: str) -> tuple[int, int]:

@@ -122,6 +122,7 @@ def paged_prefill(
         NotImplementedError: no kernel row serves the call, or it is mapped or differentiated.
         ImportError: this build holds no XLA FFI handlers.
     """
+    backend = ops.row_name(backend)
     x = ops.heads(q, k, v, (None,), "T")
     tokens, h = x.lead[0], x.state
     gate = _gate(g, gate_domain, use_gate_in_kernel, A_log, dt_bias)
@@ -160,7 +161,7 @@ def paged_prefill(
         gate=gate,
         page_size=size,
         scale=0.0 if scale is None else float(scale),
-        num_threads=num_threads,
+        num_threads=ops.thread_count(num_threads),
         backend=backend,
     )
     return output, pool
@@ -203,6 +204,7 @@ def prefill_plan(
     Raises:
         ValueError, NotImplementedError, ImportError: as in :func:`paged_prefill`.
     """
+    backend = ops.row_name(backend)
     x = ops.heads(q, k, v, (None,), "T")
     ends = ops.sequences(cu_seqlens)
     num_seqs = ends.shape[0] - 1
@@ -268,6 +270,7 @@ def paged_decode(
     Raises:
         ValueError, NotImplementedError, ImportError: as in :func:`paged_prefill`.
     """
+    backend = ops.row_name(backend)
     x = ops.heads(q, k, v, (None, 1), "B, 1")
     batch, h = x.lead[0], x.state
     pool = x.pool(state_pool)
@@ -293,7 +296,7 @@ def paged_decode(
         pool=10,
         flags=flags if scale is None else flags | _EXPLICIT_SCALE,
         scale=0.0 if scale is None else float(scale),
-        num_threads=num_threads,
+        num_threads=ops.thread_count(num_threads),
         backend=backend,
     )
     return output, pool
