@@ -93,11 +93,14 @@ Tensor check_operand(const Operand& o) {
               o.name, static_cast<long long>(o.rows), static_cast<long long>(o.heads),
               static_cast<long long>(o.dim));
   check_aligned(o.name, o.data, element_size(o.dtype));
-  const int64_t head_stride = resolve_stride(o, "head", o.head_stride, o.dim);
+  int64_t head_stride = resolve_stride(o, "head", o.head_stride, o.dim);
+  // The stride of one row, or of one head, is never taken: whatever it is, it must not overflow.
+  if (o.heads == 1) head_stride = o.dim;
   int64_t row_stride = 0, row_span = 0, head_span = 0, bytes = 0;
   const bool one_head = o.heads == 1 || head_stride == 0;
   bool fits = multiply(one_head ? 1 : o.heads, one_head ? o.dim : head_stride, &row_stride);
-  row_stride = resolve_stride(o, o.row_name, o.row_stride, row_stride);
+  const int64_t given_stride = resolve_stride(o, o.row_name, o.row_stride, row_stride);
+  if (o.rows > 1) row_stride = given_stride;
   fits = fits && multiply(o.rows > 0 ? o.rows - 1 : 0, row_stride, &row_span) &&
          multiply(o.heads - 1, head_stride, &head_span) &&
          !__builtin_add_overflow(row_span, head_span, &bytes) &&
@@ -143,6 +146,7 @@ Pool check_pool(const PoolArgument& a) {
   GDN_REQUIRE(pool.row_stride >= a.elements,
               "%s.row_stride: %lld given, at least H * V * K = %lld expected", a.name,
               static_cast<long long>(pool.row_stride), static_cast<long long>(a.elements));
+  if (pool.num_rows <= 1) pool.row_stride = a.elements;  // never taken
   int64_t bytes = 0;
   GDN_REQUIRE(multiply(pool.num_rows, pool.row_stride, &bytes) &&
                   multiply(bytes, element_size(pool.dtype), &bytes),

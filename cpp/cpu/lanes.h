@@ -11,7 +11,7 @@ namespace {
 #if defined(__AVX512F__)
 using UInt16 = uint32_t __attribute__((vector_size(64)));
 using Half16 = uint16_t __attribute__((vector_size(32)));
-using Half16At = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint16_t Half16At __attribute__((vector_size(32), aligned(2), may_alias));  // see vec.h
 #endif
 
 // Of a block with `left` V rows (a multiple of 8) behind this register only those are touched.

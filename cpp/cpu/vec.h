@@ -31,11 +31,14 @@ using Int8 = int32_t __attribute__((vector_size(32)));
 using UInt8 = uint32_t __attribute__((vector_size(32)));
 using Half8 = uint16_t __attribute__((vector_size(16)));
 
-// The same types at any element address of any buffer.
-using VecAt = float __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-using Vec4At = float __attribute__((vector_size(16), aligned(4), may_alias));
-using Vec8At = float __attribute__((vector_size(32), aligned(4), may_alias));
-using Half8At = uint16_t __attribute__((vector_size(16), aligned(2), may_alias));
+// The same types at any element address of any buffer. Clang ignores `aligned` in an alias
+// declaration, hence typedef.
+typedef float VecAt __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef float Vec4At __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float Vec8At __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint16_t Half8At __attribute__((vector_size(16), aligned(2), may_alias));
+static_assert(alignof(VecAt) == 4 && alignof(Vec4At) == 4 && alignof(Vec8At) == 4);
+static_assert(alignof(Half8At) == 2);
 
 GDN_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecAt*>(p); }
 GDN_INLINE void store(float* p, Vec x) { *reinterpret_cast<VecAt*>(p) = x; }

@@ -1,0 +1,90 @@
+// Puts valid buffers behind the pointers of a params struct. A call is trusted to own the memory
+// that its sizes claim; a struct of arbitrary bytes may claim more than there is, and is then only
+// passed on if the library has already refused it (`oversized`).
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "bytes.h"
+#include "gdn_paged/gdn_paged.h"
+#include "memory.h"
+
+namespace gdn_fuzz {
+
+using Wide = __int128;
+
+// Elements of a state row; beyond 2^56 just that many.
+inline Wide state_elements(Wide heads, Wide dim_v, Wide dim_k) {
+  return std::min(heads * dim_v * dim_k, Wide{1} << 56);
+}
+
+// A strided operand, as the header describes it.
+struct Shape {
+  int64_t rows, heads, dim;
+  int64_t row_stride, head_stride;
+  gdn_dtype_t dtype;
+
+  int64_t size() const { return dtype == GDN_FLOAT16 || dtype == GDN_BFLOAT16 ? 2 : 4; }
+  int64_t head_step() const;
+  int64_t row_step() const;
+  Wide bytes() const;  // up to the last element
+};
+
+struct Place {
+  Bytes& in;
+  bool oversized = false;
+  bool long_tables = false;  // a table claims too much: gdn_explain reads cu_seqlens
+  int tables_used = 0, pools_used = 0;
+
+  bool at_end() { return !in.one_in(8); }
+  size_t misaligned() { return in.one_in(64) ? 1 + static_cast<size_t>(in.below(3)) : 0; }
+
+  // Each leaves a null pointer null and gives every other one a place.
+  template <class T>
+  void operand(T** field, const Shape& shape) {
+    if (*field != nullptr) *field = at(input(), shape.bytes(), static_cast<size_t>(shape.size()));
+  }
+  void output(void** field, const Shape& shape) {
+    if (*field == nullptr) return;
+    *field = at(memory().output, shape.bytes(), static_cast<size_t>(shape.size()));
+  }
+  // `entries` numbers of the table's dtype; those past `values` are zero.
+  void table(const void** field, gdn_dtype_t dtype, Wide entries,
+             const std::vector<int64_t>& values);
+  // `pool` is a (spoiled) struct; a place for it and its rows.
+  void pool(const gdn_pool_t** field, gdn_pool_t pool, int index, Wide elements);
+  void scratch(void** field, size_t bytes);
+  void name(const char** field);
+  void threads(gdn_parallel_for_t* field);
+
+  // The place of a params struct: what lies behind struct_size is not readable.
+  template <class Params>
+  Params* params(const Params& given) {
+    return reinterpret_cast<Params*>(struct_at(memory().params, &given, sizeof given));
+  }
+
+ private:
+  Region& input() { return memory().inputs[in.below(16) < 13 ? 0 : 1 + in.below(2)]; }
+  char* at(Region& region, Wide bytes, size_t alignment);
+  char* struct_at(Region& region, const void* given, size_t size);
+};
+
+// The part of a struct that the library may look at; zero behind struct_size.
+template <class Params>
+Params visible(const Params& given) {
+  Params seen{};
+  const size_t size = given.struct_size < sizeof given ? given.struct_size : sizeof given;
+  std::memcpy(static_cast<void*>(&seen), &given, size < 8 ? 8 : size);
+  return seen;
+}
+
+// The bytes of an operand that a call may write, for one row.
+void allow_row(const Shape& shape, void* data, int64_t row);
+// The dense block of one row of a placed pool; other ids are nobody's.
+void allow_pool_row(const gdn_pool_t* pool, Wide elements, int64_t row);
+
+// A status is one of the header's, and a failure says why.
+void check_status(gdn_status_t status);
+
+}  // namespace gdn_fuzz
