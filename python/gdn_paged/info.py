@@ -13,13 +13,13 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from . import __version__ as library_version
 from . import _core, build_info, has_cuda, kernel_rows
 from .dispatch import Operation
 
-OPERATIONS: tuple[Operation, ...] = ("prefill_paged", "prefill", "decode_paged", "decode")
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 CUDA_13 = 13000  # cuDriverGetVersion of the first driver that runs it, R580
 
 # Extra, the packages it stands for, and a module that shows it working.

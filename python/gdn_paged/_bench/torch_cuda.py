@@ -21,10 +21,11 @@ class Gpu(Machine):
     chunked = True
 
     def __init__(self, device: str) -> None:
-        torch.cuda.set_device(device)
-        self.device = device
-        self.name = torch.cuda.get_device_name(device)
-        self._random = torch.Generator(device=device).manual_seed(0)
+        index = torch.device(device).index
+        torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
+        self.device = f"cuda:{torch.cuda.current_device()}"
+        self.name = torch.cuda.get_device_name()
+        self._random = torch.Generator(device=self.device).manual_seed(0)
 
     def normal(self, *shape: int) -> Any:
         return torch.randn(*shape, device=self.device, generator=self._random)
