@@ -1,4 +1,4 @@
-"""Heads of one layer over two devices: the examples, on two GPUs or on the CPU."""
+"""Heads of a layer, and tokens of a prompt, over two devices: the examples, on GPUs or the CPU."""
 
 import importlib.util
 import os
@@ -42,15 +42,16 @@ def place(request):
     return request.param
 
 
+def torchrun(processes: int) -> list[str]:
+    module = ["-m", "torch.distributed.run", "--standalone"]
+    return [sys.executable, *module, "--nproc-per-node", str(processes)]
+
+
 @pytest.mark.parametrize("how", ["python", "torchrun"])
 def test_torch(place, how):
     pytest.importorskip("torch")
-    if how == "torchrun":
-        starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    else:
-        starter = []
-    environment = need(place)
-    out = run([sys.executable, *starter, "torch_tensor_parallel.py"], **environment)
+    starter = torchrun(2) if how == "torchrun" else [sys.executable]
+    out = run([*starter, "torch_tensor_parallel.py"], **need(place))
     backend = "nccl" if place == "cuda" else "gloo"
     assert f"2 processes on {place} ({backend}): 3 sequences" in out
     assert "bytes of one device with all heads" in out
@@ -59,14 +60,24 @@ def test_torch(place, how):
 def test_torch_four_processes():
     """One q head each, so no GPU group of two would do."""
     pytest.importorskip("torch")
-    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    out = run([sys.executable, *starter, "torch_tensor_parallel.py"], **need("cpu"))
+    out = run([*torchrun(4), "torch_tensor_parallel.py"], **need("cpu"))
     assert "4 processes on cpu (gloo)" in out and "2 in each process" in out
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_tokens_over_devices(place, processes):
+    """The state before each process's tokens comes from the maps of the processes before."""
+    pytest.importorskip("torch")
+    environment = need(place)
+    if place == "cuda" and gpus() < processes:
+        pytest.skip(f"{gpus()} GPUs, {processes} needed")
+    out = run([*torchrun(processes), "torch_context_parallel.py"], **environment)
+    assert f"{processes} processes on {place}" in out
+    assert out.count("differ from those of one device by") == 2
 
 
 def test_jax(place):
     pytest.importorskip("jax")
-    environment = need(place)
-    out = run([sys.executable, "jax_tensor_parallel.py"], **environment)
+    out = run([sys.executable, "jax_tensor_parallel.py"], **need(place))
     assert f"2 {place} devices" in out
     assert "bytes of one device with all heads" in out
