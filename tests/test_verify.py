@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gdn_paged
 from calls import Decode, page_table
 from cases import make_pool
 from compare import bars, relative_error, untouched_rows
@@ -20,7 +19,6 @@ from verify_calls import (
     run_commit,
     run_verify,
     token_operands,
-    verify_arguments,
 )
 
 HEADS, DIM, PAGES, ROWS = (1, 2), 64, [4, 0, 6], 9
@@ -275,42 +273,3 @@ def test_padding_and_no_tokens(target):
     changed = [r for r in range(ROWS) if not np.array_equal(
         target.bits(pool)[r], target.bits(target.pool(rows).view)[r])]  # fmt: skip
     assert changed == [5]
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"max_draft": 9}, r"max_draft: 9 given, 1 to 8"),
-        ({"max_draft": 0}, r"max_draft: 0 given"),
-        ({"page_size": 96}, r"page_size: 96 given, a positive multiple of 64"),
-        ({"accepted": np.zeros(2, np.int32)}, r"accepted: int32 \[2\].*expected shape \[1\]"),
-        ({"drafts": np.zeros((1, 128), np.uint8)}, r"drafts: uint8 \[1, 128\].*verify_draft_size"),
-        ({"cu_seqlens": np.zeros(3, np.int32)}, r"cu_seqlens: int32 \[3\]"),
-        ({"seq_lens": np.zeros(1, np.float32)}, r"seq_lens: float32 \[1\]"),
-        ({"A_log": None}, r"A_log: None; expected an array"),
-    ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
-)
-def test_errors_name_the_argument(changes, message, cpu_target):
-    if cpu_target.arrays.name != "numpy":
-        pytest.skip("arrays of the test are NumPy's")
-    operands = token_operands(np.random.default_rng(707), 3, HEADS, DIM, "fp32")
-    call = step_of(operands, [3], [62])
-    pool = cpu_target.pool(make_pool(707, ROWS, 2, DIM)).view
-    arguments = verify_arguments(cpu_target, call, "fp32")
-    arguments |= {"state_pool": pool, "drafts": drafts_of(cpu_target, call, "fp32", 1)} | changes
-    before = pool.copy()
-    with pytest.raises(ValueError, match=message):
-        gdn_paged.gated_delta_rule_verify_paged(**arguments)
-    assert np.array_equal(pool, before)
-
-
-def test_explain(target):
-    operands = token_operands(np.random.default_rng(708), 3, HEADS, DIM, io_of(target))
-    call = step_of(operands, [3], [62])
-    arguments = verify_arguments(target, call, io_of(target)) | {
-        "state_pool": target.pool(make_pool(708, ROWS, 2, DIM)).view,
-        "drafts": drafts_of(target, call, io_of(target), 1),
-    }
-    text = gdn_paged.explain(gdn_paged.gated_delta_rule_verify_paged, **arguments)
-    assert f"verify: served by {target.decode_row}" in text

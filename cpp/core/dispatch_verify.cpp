@@ -10,8 +10,13 @@ static const char* state_dtype(const VerifyProblem& p) { return pool_dtype(p.poo
 
 namespace {
 
+#if defined(GDN_WITH_CUDA)
+constexpr const VerifyRow* kVerifyRows[] = {&kVerifyCuda, &kVerifyCpu};
+constexpr const char* kUnbuiltVerify[] = {nullptr};
+#else
 constexpr const VerifyRow* kVerifyRows[] = {&kVerifyCpu};
 constexpr const char* kUnbuiltVerify[] = {"cuda", nullptr};
+#endif
 
 constexpr Table<VerifyProblem> kVerifyTable = {"verify", kVerifyRows, std::size(kVerifyRows),
                                                kUnbuiltVerify};

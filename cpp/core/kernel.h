@@ -52,6 +52,7 @@ extern const PrefillRow kPrefillCudaPortable;
 extern const PrefillRow kPrefillCudaSm90;
 #endif
 extern const DecodeRowKernel kDecodeCuda;
+extern const VerifyRow kVerifyCuda;
 extern const PageTableKernels kPageTableCuda;
 
 // The layer-independent part of a prefill step on the device.

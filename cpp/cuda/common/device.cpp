@@ -91,6 +91,7 @@ bool is_capturing(CUstream_st* stream) {
 void load_all_kernels() {
   load_page_table_kernels();
   load_decode_kernels();
+  load_verify_kernels();
   load_prefill_portable_kernels();
 #if defined(GDN_WITH_SM90)
   load_prefill_sm90_kernels();

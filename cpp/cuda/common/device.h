@@ -48,6 +48,7 @@ class LaunchScope {
 // The kernels of one unit, loaded on the current device. load_device calls all of them.
 void load_page_table_kernels();
 void load_decode_kernels();
+void load_verify_kernels();
 void load_prefill_portable_kernels();
 void load_prefill_sm90_kernels();  // nothing to load on other GPUs
 

@@ -1,0 +1,127 @@
+// How a head lies in the lanes of its block. A warp owns 16 V rows of S and walks over K in steps
+// of 16 columns, as m16n8k16 takes them. Which columns of S a fragment's 16 places stand for does
+// not matter to a product as long as k and q use the same ones, so a lane's places are neighbours
+// in memory: one 16-byte vector of S is one step (fp32) or two (16 bits). V rows are named
+// likewise: rows r and r + 8 of a fragment are row_of(r) and row_of(r) + 2, which puts four rows of
+// v and of the output in one lane after a transposition.
+//
+// A lane is (r, c) = (lane / 4, lane % 4). Its places of one step:
+//   S   rows row_of(r), row_of(r) + 2, columns column(step, c) .. + 3
+//   k q token r, the same columns; the words are both B fragments and, with tokens as rows, A
+#pragma once
+
+#include "cuda/common/mma.cuh"
+#include "cuda/common/pool.cuh"
+#include "cuda/verify/params.h"
+
+namespace gdn {
+
+template <class State_, class Io_, int kDim_>
+struct VerifyTraits {
+  using State = State_;
+  using Io = Io_;
+  static constexpr int kDim = kDim_;  // K = V
+  static constexpr int kSteps = kDim / 16;
+  static constexpr int kWarps = kDim / 16;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr bool kWide = sizeof(State) == 4;
+  static constexpr int kVectorSteps = kWide ? 1 : 2;
+  static constexpr int kVectors = kSteps / kVectorSteps;  // per row and lane
+  static constexpr int kHead = kDim * kDim;
+  static constexpr int kBlocksPerSm = (kWide ? 2 : 3) * 128 / kDim;
+};
+
+template <class Traits>
+__device__ __forceinline__ int column(int step, int c) {
+  return Traits::kWide ? 16 * step + 4 * c : 32 * (step / 2) + 8 * c + 4 * (step % 2);
+}
+
+__device__ __forceinline__ int row_of(int r) { return 4 * (r / 2) + r % 2; }
+
+// Four neighbouring 16-bit elements.
+__device__ __forceinline__ uint2 load_four(const Tensor& t, int64_t offset, bool vectors) {
+  const auto* from = static_cast<const uint16_t*>(t.data) + offset;
+  if (vectors) return *reinterpret_cast<const uint2*>(from);
+  return {from[0] | static_cast<uint32_t>(from[1]) << 16, from[2] | static_cast<uint32_t>(from[3])
+                                                                        << 16};
+}
+
+__device__ __forceinline__ void store_four(const Tensor& t, int64_t offset, uint2 x, bool vectors) {
+  auto* to = static_cast<uint16_t*>(const_cast<void*>(t.data)) + offset;
+  if (vectors) {
+    *reinterpret_cast<uint2*>(to) = x;
+    return;
+  }
+  to[0] = static_cast<uint16_t>(x.x), to[1] = static_cast<uint16_t>(x.x >> 16);
+  to[2] = static_cast<uint16_t>(x.y), to[3] = static_cast<uint16_t>(x.y >> 16);
+}
+
+// fp32 as the sum of two 16-bit numbers, 16 bits and more of it. `rest` is what `head` leaves.
+template <class Io>
+__device__ __forceinline__ uint32_t split_pair(float x, float y, uint32_t* rest) {
+  const uint32_t head = pack2<Io>(x, y);
+  const float2 rounded = unpack2<Io>(head);
+  *rest = pack2<Io>(x - rounded.x, y - rounded.y);
+  return head;
+}
+
+// This lane's part of 16 rows of S as it lies in memory.
+template <class Traits>
+struct StateTile {
+  uint4 vectors[Traits::kVectors][2];
+
+  __device__ __forceinline__ static int offset(int vector) {
+    return column<Traits>(vector * Traits::kVectorSteps, 0);
+  }
+  __device__ __forceinline__ void load(const Streaming& streaming,
+                                       const typename Traits::State* from) {
+#pragma unroll
+    for (int i = 0; i < Traits::kVectors; ++i) {
+      vectors[i][0] = streaming.load(from + offset(i));
+      vectors[i][1] = streaming.load(from + offset(i) + 2 * Traits::kDim);
+    }
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Traits::kVectors; ++i) vectors[i][0] = vectors[i][1] = uint4{};
+  }
+};
+
+// The accumulators of one vector: S as two 16 x 8 tiles per step.
+template <class Traits>
+struct StateStep {
+  static constexpr int kSteps = Traits::kVectorSteps;
+  float left[kSteps][4], right[kSteps][4];
+
+  __device__ __forceinline__ explicit StateStep(const uint4 (&vectors)[2]) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float x[4 * kSteps];
+      unpack<typename Traits::State>(vectors[row], x);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        left[step][2 * row] = x[4 * step];
+        left[step][2 * row + 1] = x[4 * step + 1];
+        right[step][2 * row] = x[4 * step + 2];
+        right[step][2 * row + 1] = x[4 * step + 3];
+      }
+    }
+  }
+  __device__ __forceinline__ void store(const Streaming& streaming,
+                                        typename Traits::State* to) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float x[4 * kSteps];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        x[4 * step] = left[step][2 * row];
+        x[4 * step + 1] = left[step][2 * row + 1];
+        x[4 * step + 2] = right[step][2 * row];
+        x[4 * step + 3] = right[step][2 * row + 1];
+      }
+      streaming.store(to + row * 2 * Traits::kDim, pack<typename Traits::State>(x));
+    }
+  }
+};
+
+}  // namespace gdn
