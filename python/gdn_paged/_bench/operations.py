@@ -17,7 +17,7 @@ from .grid import (
     prefill_bytes,
     prefill_flops,
 )
-from .machine import Machine
+from .machine import Machine, Step
 
 Row = dict[str, Any]
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -99,54 +99,78 @@ def measure_prefill(
     }
 
 
-def decode_arguments(machine: Machine, batch: int, hq: int, hv: int, io: str) -> Row:
-    """Operands of one token per row; the page table is the caller's."""
-    heads = max(hq, hv)
-    hk = min(hq, hv)
-    return {
-        "q": machine.cast(machine.normal(batch, 1, hq, DIM), io),
-        "k": machine.cast(machine.normal(batch, 1, hk, DIM), io),
-        "v": machine.cast(machine.normal(batch, 1, hv, DIM), io),
-        "A_log": machine.normal(heads),
-        "a": machine.cast(machine.normal(batch, 1, heads), io),
-        "dt_bias": machine.normal(heads),
-        "b": machine.cast(machine.normal(batch, 1, heads), io),
-        "page_indptr": machine.table(range(batch + 1)),
-        "last_page_len": machine.table([7] * batch),
-        "output": machine.zeros((batch, 1, heads, DIM), io),
-    }
+class DecodeInputs:
+    """One token per row, over disjoint page sets of a shuffled pool: 256 MB or more of states in
+    all, so that they come from memory."""
+
+    def __init__(
+        self, machine: Machine, batch: int, heads: tuple[int, int], state: str, io: str
+    ) -> None:
+        hq, hv = heads
+        h = max(hq, hv)
+        self.bytes = decode_bytes(batch, h, STATE_BYTES[state])
+        self.repeats = max(2, min(64, int(256e6 / (self.bytes / 2)) + 1))
+        pages = self.repeats * batch
+        self.q = machine.cast(machine.normal(batch, 1, hq, DIM), io)
+        self.k = machine.cast(machine.normal(batch, 1, min(hq, hv), DIM), io)
+        self.v = machine.cast(machine.normal(batch, 1, hv, DIM), io)
+        self.A_log, self.dt_bias = machine.normal(h), machine.normal(h)
+        self.a = machine.cast(machine.normal(batch, 1, h), io)
+        self.b = machine.cast(machine.normal(batch, 1, h), io)
+        self.output = machine.zeros((batch, 1, h, DIM), io)
+        self.pool = machine.zeros((pages, h, DIM, DIM), state)
+        self.pool += machine.cast(machine.normal(1, h, DIM, DIM) * 0.1, state)
+        order = machine.permutation(pages).reshape(self.repeats, batch)
+        self.page_sets = [machine.table(ids) for ids in order]
+        self.indptr = machine.table(range(batch + 1))
+        self.last_page_len = machine.table([7] * batch)
+        self.slots = [
+            gdn_paged.gdn_paged_decode_slots(pages, self.indptr, self.last_page_len)
+            for pages in self.page_sets
+        ]
+        self.backend = "auto"
+
+    def arguments(self, i: int, with_slots: bool = True) -> Row:
+        """Of the call on page set i."""
+        return {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "A_log": self.A_log,
+            "a": self.a,
+            "dt_bias": self.dt_bias,
+            "b": self.b,
+            "output": self.output,
+            "state_pool": self.pool,
+            "page_indices": self.page_sets[i],
+            "page_indptr": self.indptr,
+            "last_page_len": self.last_page_len,
+            "slots": self.slots[i] if with_slots else None,
+            "backend": self.backend,
+        }
+
+    def calls(self) -> dict[str, Step]:
+        """The call with slots given, and from the page table. What a step does beside the call is
+        part of its host time, hence the arguments are packed before."""
+        given = [self.arguments(i) for i in range(self.repeats)]
+        tables = [self.arguments(i, with_slots=False) for i in range(self.repeats)]
+        decode = gdn_paged.gated_delta_rule_decode_paged
+        return {"given": lambda i: decode(**given[i]), "in_call": lambda i: decode(**tables[i])}
 
 
 def measure_decode(
     machine: Machine, limits: Limits, heads: str, state: str, batch: int, io: str, backend: str,
     rounds: int,
 ) -> Row:  # fmt: skip
-    """Times calls in turn over disjoint page sets of 256 MB or more in all, so that the states come
-    from memory; with slots given, and from the page table."""
+    """Times calls in turn over disjoint page sets, with slots given and from the page table."""
     hq, hv = heads_of(heads)
-    moved = decode_bytes(batch, max(hq, hv), STATE_BYTES[state])
-    repeats = max(2, min(64, int(256e6 / (moved / 2)) + 1))
-    pages = repeats * batch
-    arguments = decode_arguments(machine, batch, hq, hv, io) | {"backend": backend}
-    pool = machine.zeros((pages, max(hq, hv), DIM, DIM), state)
-    pool += machine.cast(machine.normal(1, max(hq, hv), DIM, DIM) * 0.1, state)
-    arguments["state_pool"] = pool
-    order = machine.permutation(pages).reshape(repeats, batch)
-    sets = [machine.table(ids) for ids in order]
-    lengths = {name: arguments[name] for name in ("page_indptr", "last_page_len")}
-    slots = [gdn_paged.gdn_paged_decode_slots(page_indices=ids, **lengths) for ids in sets]
-
-    def given(i: int) -> None:
-        gdn_paged.gated_delta_rule_decode_paged(**arguments, page_indices=sets[i], slots=slots[i])
-
-    def in_call(i: int) -> None:
-        gdn_paged.gated_delta_rule_decode_paged(**arguments, page_indices=sets[i])
-
-    given(0)
-    us = machine.times_us({"given": given, "in_call": in_call}, repeats, rounds)
-    host = machine.host_us(given, 200)
-    function = gdn_paged.gated_delta_rule_decode_paged
-    served = gdn_paged.explain(function, **arguments, page_indices=sets[0], slots=slots[0])
+    inputs = DecodeInputs(machine, batch, (hq, hv), state, io)
+    inputs.backend = backend
+    calls = inputs.calls()
+    calls["given"](0)
+    us = machine.times_us(calls, inputs.repeats, rounds)
+    host = machine.host_us(calls["given"], 200)
+    served = gdn_paged.explain(gdn_paged.gated_delta_rule_decode_paged, **inputs.arguments(0))
     return {
         "heads": heads,
         "hq": hq,
@@ -157,7 +181,7 @@ def measure_decode(
         "us": us["given"],
         "us_without_slots": us["in_call"],
         **({} if host is None else {"host_us": host}),
-        "bytes": moved,
-        "floor_us": limits.floor_us(moved, 0),
+        "bytes": inputs.bytes,
+        "floor_us": limits.floor_us(inputs.bytes, 0),
         "served": served.splitlines()[0],
     }

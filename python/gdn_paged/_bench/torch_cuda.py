@@ -12,8 +12,6 @@ import torch
 
 from .machine import Machine, Step
 
-ROUND_MS = 20.0
-
 
 class Gpu(Machine):
     """Tensors of one CUDA device."""
@@ -46,50 +44,26 @@ class Gpu(Machine):
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def times_us(self, contenders: dict[str, Step], repeats: int, rounds: int) -> dict[str, float]:
-        """A round replays a graph of the steps for at least 20 ms, so that the gap before the
-        first replay is small."""
-        graphs = {name: _capture(step, repeats) for name, step in contenders.items()}
-        times: dict[str, list[float]] = {name: [] for name in graphs}
-        replays = dict.fromkeys(graphs, 2)
-        for turn in range(rounds + 1):
-            for name, graph in graphs.items():
-                count = replays[name]
-                us = _elapsed_us(graph.replay, count)
-                if turn == 0:  # warm-up: how many replays make a round
-                    replays[name] = max(2, math.ceil(ROUND_MS * 1e3 * count / us))
-                else:
-                    times[name].append(us / (count * repeats))
-        return {name: statistics.median(values) for name, values in times.items()}
+        return graph_us(contenders, repeats, rounds)
 
     def host_us(self, step: Step, calls: int) -> float | None:
-        step(0)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            step(0)
-        seconds = (time.perf_counter() - start) / calls
-        torch.cuda.synchronize()
-        return seconds * 1e6
+        return host_us(step, calls)
 
     def copy_rate(self) -> float:
-        source = torch.empty(2 * 1024**3, dtype=torch.uint8, device=self.device)
-        target = torch.empty_like(source)
-        target.copy_(source)
-        us = min(_elapsed_us(lambda: target.copy_(source), 5) for _ in range(5))
-        return 5 * 2 * source.numel() / us * 1e6
+        return copy_bandwidth()
 
     def flop_rate(self) -> float:
         n = 8192
         a = self.normal(n, n).bfloat16()
         out = a @ a
-        us = min(_elapsed_us(lambda: torch.mm(a, a, out=out), 5) for _ in range(5))
+        us = min(elapsed_us(lambda: torch.mm(a, a, out=out), 5) for _ in range(5))
         return 5 * 2 * n**3 / us * 1e6
 
     def release(self) -> None:
         torch.cuda.empty_cache()
 
 
-def _capture(step: Step, repeats: int) -> Any:
+def capture(step: Step, repeats: int) -> Any:
     """A graph of step(0) .. step(repeats - 1), replayed once."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -100,8 +74,8 @@ def _capture(step: Step, repeats: int) -> Any:
     return graph
 
 
-def _elapsed_us(work: Callable[[], object], times: int) -> float:
-    """Device time of what `times` calls of `work` enqueue."""
+def elapsed_us(work: Callable[[], object], times: int) -> float:
+    """Device time of what `times` calls of `work` enqueue, in microseconds."""
     event: Any = torch.cuda.Event  # untyped in torch
     start, stop = event(enable_timing=True), event(enable_timing=True)
     start.record()
@@ -110,3 +84,46 @@ def _elapsed_us(work: Callable[[], object], times: int) -> float:
     stop.record()
     stop.synchronize()
     return float(start.elapsed_time(stop)) * 1e3
+
+
+def graph_us(
+    contenders: dict[str, Step], repeats: int, rounds: int = 5, round_ms: float = 20.0
+) -> dict[str, float]:
+    """Microseconds per step of each contender: median of rounds that take the contenders in turn.
+
+    Every step(i) is one call on data set i; `repeats` disjoint sets keep the caches cold. A round
+    replays each graph for at least `round_ms`, so that the gap before the first replay is small.
+    """
+    graphs = {name: capture(step, repeats) for name, step in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    replays = dict.fromkeys(graphs, 2)
+    for turn in range(rounds + 1):
+        for name, graph in graphs.items():
+            count = replays[name]
+            us = elapsed_us(graph.replay, count)
+            if turn == 0:  # warm-up: how many replays make a round
+                replays[name] = max(2, math.ceil(round_ms * 1e3 * count / us))
+            else:
+                times[name].append(us / (count * repeats))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def host_us(step: Step, calls: int = 200) -> float:
+    """Host microseconds of one eager call, without waiting for the device."""
+    step(0)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        step(0)
+    seconds = (time.perf_counter() - start) / calls
+    torch.cuda.synchronize()
+    return seconds * 1e6
+
+
+def copy_bandwidth(gib: int = 2) -> float:
+    """Bytes read plus written per second of a device-to-device copy, the best of five."""
+    source = torch.empty(gib * 1024**3, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    us = min(elapsed_us(lambda: target.copy_(source), 5) for _ in range(5))
+    return 5 * 2 * source.numel() / us * 1e6
