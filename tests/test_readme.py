@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMPILERS = {"c": ("cc", "-std=c99", ".c"), "cpp": ("c++", "-std=c++17", ".cpp")}
 
 
 def examples() -> list[tuple[str, str, str]]:
@@ -18,7 +19,7 @@ def examples() -> list[tuple[str, str, str]]:
     return [
         (language, code, following[1])
         for (language, code), following in itertools.pairwise(blocks)
-        if language in ("python", "c") and following[0] == "text"
+        if language in ("python", *COMPILERS) and following[0] == "text"
     ]
 
 
@@ -26,42 +27,35 @@ def package_path(option: str) -> str:
     return subprocess.check_output([sys.executable, "-m", "gdn_paged", option], text=True).strip()
 
 
-def build_c(code: str, folder: Path) -> list[str]:
-    source, program = folder / "quick.c", folder / "quick"
+def build(language: str, code: str, folder: Path) -> list[str]:
+    compiler, standard, suffix = COMPILERS[language]
+    source, program = folder / f"quick{suffix}", folder / "quick"
     source.write_text(code)
     library = package_path("--lib-dir")
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    paths = [f"-I{package_path('--include-dir')}", f"-L{library}", f"-Wl,-rpath,{library}"]
     subprocess.check_call(
-        [
-            "cc",
-            "-std=c99",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            source,
-            f"-I{package_path('--include-dir')}",
-            f"-L{library}",
-            f"-Wl,-rpath,{library}",
-            "-lgdn_paged",
-            "-o",
-            program,
-        ]
+        [compiler, standard, *warnings, source, *paths, "-lgdn_paged", "-o", program]
     )
     return [str(program)]
 
 
-def test_both_languages_are_shown():
-    assert [language for language, _, _ in examples()] == ["python", "python", "c", "python"]
+def test_every_language_is_shown():
+    shown = [language for language, _, _ in examples()]
+    assert shown == [*["python"] * 3, "c", "cpp", "python"]
 
 
 @pytest.mark.parametrize(("language", "code", "expected"), examples())
 def test_example(language, code, expected, tmp_path):
-    if "import jax" in code:
-        pytest.importorskip("jax")
-    command = build_c(code, tmp_path) if language == "c" else [sys.executable, "-c", code]
+    for framework in ("jax", "torch"):
+        if f"import {framework}" in code:
+            pytest.importorskip(framework)
+    python = [sys.executable, "-c", code]
+    command = build(language, code, tmp_path) if language in COMPILERS else python
     assert subprocess.check_output(command, text=True, cwd=tmp_path) == expected
 
 
 def test_links_lead_somewhere():
-    for readme in [*ROOT.glob("*.md"), *ROOT.glob("*/README.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text()):
-            assert (readme.parent / target).exists(), f"{readme.name} links to {target}"
+    for readme in [*ROOT.glob("*.md"), *ROOT.glob("*/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", readme.read_text()):
+            assert (readme.parent / target).exists(), f"{readme} links to {target}"
