@@ -15,6 +15,7 @@ struct Batch {
   int64_t num_rows = 10;  // of the pool
   int64_t num_seqs = 0, num_tokens = 0;
   Table cu_seqlens, indices, indptr, last_page_len;
+  Table totals;  // tokens of each sequence, never damaged
   Table read_rows, write_rows, checkpoint_rows, checkpoint_starts, prefix_lens;
 
   Batch(Bytes& in, bool decode);
@@ -44,6 +45,7 @@ inline void Batch::add_sequence(Bytes& in, bool decode) {
   const auto page = [&](int64_t i) { return indices[static_cast<size_t>(first + i)]; };
   indptr.push_back(first + pages);
   last_page_len.push_back(last);
+  totals.push_back(total);
   cu_seqlens.push_back(cu_seqlens.back() + length);
   read_rows.push_back(prefix > 0 ? page((prefix - 1) / page_size) : -1);
   write_rows.push_back(decode || (length > 0 && last != page_size) ? page(pages - 1) : -1);

@@ -82,15 +82,6 @@ void place_all(Place& place, Bytes& in, const Batch& batch, Params* p) {
   }
 }
 
-struct Reader {
-  const void* data;
-  gdn_dtype_t dtype;
-  int64_t operator[](int64_t i) const {
-    return dtype == GDN_INT64 ? static_cast<const int64_t*>(data)[i]
-                              : static_cast<const int32_t*>(data)[i];
-  }
-};
-
 // The row that batch entry b may write by the header's words.
 int64_t written_row(const Params& p, bool paged, int64_t b) {
   if (p.output_state_indices != nullptr) {

@@ -101,15 +101,6 @@ void place_pools(Place& place, Bytes& in, const Batch& batch, const Params& seen
   }
 }
 
-struct Reader {
-  const void* data;
-  gdn_dtype_t dtype;
-  int64_t operator[](int64_t i) const {
-    return dtype == GDN_INT64 ? static_cast<const int64_t*>(data)[i]
-                              : static_cast<const int32_t*>(data)[i];
-  }
-};
-
 // Rows that a sequence may write by the header's words; more than that is a fault.
 void allow_sequence(const Params& p, bool paged, int64_t b, int64_t length) {
   const Shapes shapes(p);

@@ -10,6 +10,7 @@ void prefill_paged(Bytes& in);
 void prefill_slots(Bytes& in);
 void decode_paged(Bytes& in);
 void decode_slots(Bytes& in);
+void verify(Bytes& in);
 void page_table(Bytes& in);
 void page_stats(Bytes& in);
 void report_text(Bytes& in);

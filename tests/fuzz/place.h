@@ -79,6 +79,16 @@ Params visible(const Params& given) {
   return seen;
 }
 
+// A table that has a place.
+struct Reader {
+  const void* data;
+  gdn_dtype_t dtype;
+  int64_t operator[](int64_t i) const {
+    return dtype == GDN_INT64 ? static_cast<const int64_t*>(data)[i]
+                              : static_cast<const int32_t*>(data)[i];
+  }
+};
+
 // The bytes of an operand that a call may write, for one row.
 void allow_row(const Shape& shape, void* data, int64_t row);
 // The dense block of one row of a placed pool; other ids are nobody's.
