@@ -1,27 +1,17 @@
-// Tensor maps of [tokens, heads, 128] operands, made on the host. The driver's encoder is found at
-// run time: the library does not link libcuda.
+// Tensor maps of [tokens, heads, 128] operands, made on the host by the driver's encoder.
 #pragma once
-
-#include <cudaTypedefs.h>
-#include <cuda_runtime_api.h>
 
 #include "core/problem.h"
 #include "core/status.h"
-#include "cuda/common/launch.h"
+#include "cuda/common/driver.h"
 
 namespace gdn::sm90 {
 
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   static const PFN_cuTensorMapEncodeTiled_v12000 encoder = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                                cudaEnableDefault, &found),
-               "looking up cuTensorMapEncodeTiled");
-    if (found != cudaDriverEntryPointSuccess) {
-      throw Error(GDN_CUDA, "the driver has no cuTensorMapEncodeTiled");
-    }
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+    PFN_cuTensorMapEncodeTiled_v12000 entry = nullptr;
+    find_driver_entry("cuTensorMapEncodeTiled", &entry);
+    return entry;
   }();
   return encoder;
 }
