@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from two_gpus import Load
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -42,6 +44,39 @@ def place(request):
     return request.param
 
 
+SPLITS = [("decode", 1, 1), ("decode", 16, 1), ("prefill", 1, 1500), ("prefill", 5, 300)]
+LARGE_SPLITS = [("decode", 256, 1), ("prefill", 1, 8192), ("prefill", 64, 256)]
+
+
+@pytest.mark.parametrize("operation, batch, length", SPLITS + LARGE_SPLITS)
+def test_halves_on_one_device(place, operation, batch, length):
+    """Half the heads give the bytes they have among all, however a launch is cut for them."""
+    torch = pytest.importorskip("torch")
+    if place == "cuda" and gpus() == 0:
+        pytest.skip("no GPU that torch sees")
+    if place == "cpu" and (operation, batch, length) in LARGE_SPLITS:
+        pytest.skip("for a GPU")
+    load = Load(place, operation, batch, length, heads=(8, 16))
+    whole = load.arguments | {"deterministic": "batch"}
+    halves = [dict(whole) for _ in range(2)]
+    for name, x in whole.items():
+        if name in ("q", "k", "v", "output"):
+            dim = x.ndim - 2
+        elif name in ("g", "a", "b", "A_log", "dt_bias"):
+            dim = x.ndim - 1
+        elif name == "state_pool":
+            dim = 1
+        else:
+            continue
+        for half, part in zip(halves, x.chunk(2, dim), strict=True):
+            half[name] = part.contiguous()
+    for arguments in (whole, *halves):
+        load.function(**arguments)
+    for name, dim in (("output", whole["output"].ndim - 2), ("state_pool", 1)):
+        together = torch.cat([half[name] for half in halves], dim)
+        assert bool(together.any()) and torch.equal(together, whole[name])
+
+
 def torchrun(processes: int) -> list[str]:
     module = ["-m", "torch.distributed.run", "--standalone"]
     return [sys.executable, *module, "--nproc-per-node", str(processes)]
@@ -74,6 +109,34 @@ def test_tokens_over_devices(place, processes):
     out = run([*torchrun(processes), "torch_context_parallel.py"], **environment)
     assert f"{processes} processes on {place}" in out
     assert out.count("differ from those of one device by") == 2
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_maps_of_segments(place, size, monkeypatch):
+    """The same on one device, segment after segment: the state, outputs and page ends."""
+    torch = pytest.importorskip("torch")
+    if place == "cuda" and gpus() == 0:
+        pytest.skip("no GPU that torch sees")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import torch_context_parallel as example
+
+    device, dtype = torch.device(place), torch.float32 if place == "cpu" else torch.bfloat16
+    tolerance = 1e-5 if place == "cpu" else 2e-2
+    operands, each = example.prompt(size, device, dtype), example.PAGES_EACH
+    whole = example.new_pool(size * each, device)
+    expected = example.resume(operands, 0, None, whole)
+    maps = []
+    for i in range(size):
+        begin, end = (n * each * example.PAGE_SIZE for n in (i, i + 1))
+        mine = {name: x[begin:end] for name, x in operands.items()}
+        pool, before = example.new_pool(each, device), i * each
+        output = example.resume(mine, before, example.combine(maps) if maps else None, pool)
+        assert example.relative(output, expected[begin:end]) <= tolerance
+        assert example.relative(pool[1:], whole[1 + before : 1 + before + each]) <= tolerance
+        if i:
+            assert example.relative(pool[0], whole[before]) <= tolerance
+        maps.append(example.summary(mine))
+    assert example.relative(example.combine(maps), whole[-1]) <= tolerance
 
 
 def test_jax(place):
