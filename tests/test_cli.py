@@ -46,12 +46,12 @@ def test_info_says_what_works():
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["version"] == gdn_paged.__version__ and facts["build"] == gdn_paged.build_info()
-    extras = {extra["name"]: extra for extra in facts["extras"]}
-    assert extras["numpy"]["works"] and f"numpy {np.__version__}" in extras["numpy"]["text"]
+    parts = {part["name"]: part for part in facts["parts"]}
+    assert parts["numpy"]["works"] and f"numpy {np.__version__}" in parts["numpy"]["text"]
     for name in ("torch", "cupy", "jax"):
         present = importlib.util.find_spec(name) is not None
-        assert present or (not extras[name]["works"] and "not installed" in extras[name]["text"])
-    assert extras["torch"]["works"] == (importlib.util.find_spec("torch") is not None)
+        assert present or (not parts[name]["works"] and "not installed" in parts[name]["text"])
+    assert parts["torch"]["works"] == (importlib.util.find_spec("torch") is not None)
     rows = [(row["operation"], row["name"]) for row in facts["rows"]]
     assert rows[0] == ("prefill_paged", gdn_paged.kernel_rows("prefill_paged")[0])
     if not facts["driver"]["devices"]:
@@ -65,6 +65,8 @@ def test_info_says_what_works():
         (("prefill", "--slots", "--prefix", "70", "--state", "bfloat16"), 0, "state bf16"),
         (("decode", "--heads", "4/2", "--head-dim", "64"), 0, "head_dim_k = 64"),
         (("decode", "--slots", "--head-dim-v", "32"), 0, "head_dim_v = 32"),
+        (("verify", "--drafts", "3", "--head-dim", "64"), 0, "served by cpu"),
+        (("verify", "--drafts", "9"), 2, "max_draft: 9"),
         (("prefill", "--head-dim", "60"), 1, "multiples of 8"),
         (("prefill", "--slots", "--use-cp", "on"), 1, "use_cp"),
         (("prefill", "--page-size", "96"), 2, "page_size: 96"),

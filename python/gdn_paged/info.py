@@ -22,14 +22,15 @@ from .dispatch import Operation
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 CUDA_13 = 13000  # cuDriverGetVersion of the first driver that runs it, R580
 
-# Extra, the packages it stands for, and a module that shows it working.
-EXTRAS = (
-    ("numpy", ("numpy", "ml_dtypes"), None),
-    ("torch", ("torch",), "gdn_paged.torch"),
-    ("jax", ("jax",), "gdn_paged.jax"),
-    ("cupy", ("cupy",), None),
-    ("demo", ("numpy", "tqdm"), None),
-    ("bench", ("numpy", "matplotlib"), None),
+# A part, the packages it needs, and modules that show it working.
+PARTS = (
+    ("numpy", ("numpy",), ()),
+    ("bf16", ("numpy", "ml_dtypes"), ()),  # NumPy has none of its own
+    ("torch", ("torch",), ("gdn_paged.torch",)),
+    ("jax", ("jax",), ("gdn_paged.jax", "gdn_paged._jax_ffi")),
+    ("cupy", ("cupy",), ()),
+    ("plot", ("numpy", "matplotlib"), ()),
+    ("bars", ("tqdm",), ()),
 )
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
@@ -66,7 +67,7 @@ def gather() -> dict[str, Any]:
             for operation in OPERATIONS
             for row in kernel_rows(operation)
         ],
-        "extras": [_extra(*extra) for extra in EXTRAS],
+        "parts": [_part(*part) for part in PARTS],
     }
 
 
@@ -90,31 +91,34 @@ def text_of(facts: dict[str, Any]) -> str:
     ]
     lines += ["", "optional parts"]
     lines += [
-        f"  {extra['name']:<6} {'works' if extra['works'] else '-':<6} {extra['text']}"
-        for extra in facts["extras"]
+        f"  {part['name']:<6} {'works' if part['works'] else '-':<6} {part['text']}"
+        for part in facts["parts"]
     ]
     return "\n".join(lines)
 
 
-def _extra(name: str, packages: tuple[str, ...], module: str | None) -> dict[str, Any]:
+def _part(name: str, packages: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
     """Whether an optional part can be used, with versions or the reason why not."""
     found: list[str] = []
     missing: list[str] = []
     for package in packages:
         number = _version(package)
         (found if number else missing).append(f"{package} {number}" if number else package)
-    text = ", ".join(found)
-    if missing:
-        reason = f"not installed: {', '.join(missing)}"
-        return {"name": name, "works": False, "text": f"{text}; {reason}" if text else reason}
+    reason = f"not installed: {', '.join(missing)}" if missing else _broken(*packages, *modules)
+    text = "; ".join(filter(None, (", ".join(found), reason)))
+    return {"name": name, "works": not reason, "text": text if reason else text + _more(name)}
+
+
+def _broken(*modules: str) -> str:
+    """Why a module cannot be imported; "" if all can."""
     try:
-        for wanted in (*packages, module):
-            if wanted:
-                importlib.import_module(wanted)
+        for module in modules:
+            importlib.import_module(module)
     except Exception as error:  # whatever a broken installation raises is the answer
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return {"name": name, "works": False, "text": f"{text}; {reason}"}
-    return {"name": name, "works": True, "text": text + _more(name)}
+        if isinstance(error, ModuleNotFoundError) and error.name == "gdn_paged._jax_ffi":
+            return "this build holds no XLA FFI handlers (build it with GDN_PAGED_JAX=1)"
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
 
 
 def _more(name: str) -> str:

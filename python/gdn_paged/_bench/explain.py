@@ -19,7 +19,7 @@ _USE_CP = {"auto": "auto", "on": True, "off": False}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a problem to `parser`."""
     add = parser.add_argument
-    add("operation", choices=("prefill", "decode"), help="what would be called")
+    add("operation", choices=tuple(_BUILD), help="what would be called")
     add("--device", help="cpu, or a torch device such as cuda:0; default: a GPU if there is one")
     add("--heads", default="16/32", help="Hq/Hv; Hk is the smaller of both (default: 16/32)")
     add("--head-dim", type=int, default=128, help="K (default: 128)")
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--state", choices=_DTYPES, default="float32", help="dtype of the pool")
     add("--lens", default="1x4096", help="prefill: new tokens, as 1x4096, 512x8 or 28672+4096")
     add("--prefix", type=int, default=0, help="prefill: tokens before them (default: 0)")
-    add("--batch", type=int, default=32, help="decode: rows (default: 32)")
+    add("--batch", type=int, default=32, help="decode, verify: sequences (default: 32)")
+    add("--drafts", type=int, default=4, help="verify: draft tokens of each (default: 4)")
     add("--page-size", type=int, default=1024, help="tokens of a page (default: 1024)")
     add("--slots", action="store_true", help="the slot form instead of the page table")
     add("--use-cp", choices=tuple(_USE_CP), default="auto", help="prefill with --slots: the regime")
@@ -44,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         machine = open_machine(args.device)
-        prefill = args.operation == "prefill"
-        function, arguments = (_prefill if prefill else _decode)(args, machine)
+        function, arguments = _BUILD[args.operation](args, machine)
         arguments["backend"] = args.backend
         arguments["deterministic"] = "batch" if args.deterministic else None
         text = gdn_paged.explain(function, **arguments)
@@ -126,3 +126,31 @@ def _decode(args: argparse.Namespace, machine: Machine) -> tuple[Any, dict[str, 
         "page_indptr": machine.table(range(batch + 1)),
         "last_page_len": machine.table([2] * batch),
     }
+
+
+def _verify(args: argparse.Namespace, machine: Machine) -> tuple[Any, dict[str, Any]]:
+    if args.slots:
+        raise ValueError("slots: given; expected none, verify has the page table alone")
+    hq, hk, hv, dim_k, dim_v = _shape(args)
+    batch, heads, tokens = args.batch, max(hq, hv), args.batch * args.drafts
+    size = gdn_paged.verify_draft_size(args.drafts, heads, dim_k, dim_v, args.io)
+    return gdn_paged.gated_delta_rule_verify_paged, {
+        "q": machine.zeros((tokens, hq, dim_k), args.io),
+        "k": machine.zeros((tokens, hk, dim_k), args.io),
+        "v": machine.zeros((tokens, hv, dim_v), args.io),
+        "A_log": machine.zeros((heads,), "float32"),
+        "a": machine.zeros((tokens, heads), "float32"),
+        "dt_bias": machine.zeros((heads,), "float32"),
+        "b": machine.zeros((tokens, heads), "float32"),
+        "cu_seqlens": machine.table(range(0, tokens + 1, args.drafts)),
+        "state_pool": machine.zeros((batch, heads, dim_v, dim_k), args.state),
+        "page_indices": machine.table(range(batch)),
+        "page_indptr": machine.table(range(batch + 1)),
+        "page_size": args.page_size,
+        "seq_lens": machine.table([2] * batch),
+        "drafts": machine.zeros((batch, size), "uint8"),
+        "max_draft": args.drafts,
+    }
+
+
+_BUILD = {"prefill": _prefill, "decode": _decode, "verify": _verify}

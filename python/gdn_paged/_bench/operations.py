@@ -95,7 +95,7 @@ def measure_prefill(
         "us_in_call": us["in_call"],
         **({} if host is None else {"host_us": host}),
         "floor_us": limits.floor_us(prefill_bytes(lengths, hq, hv), flops),
-        "served": served.splitlines()[0],
+        "served": served.splitlines()[0].partition("; workspace")[0],
     }
 
 
@@ -183,5 +183,5 @@ def measure_decode(
         **({} if host is None else {"host_us": host}),
         "bytes": inputs.bytes,
         "floor_us": limits.floor_us(inputs.bytes, 0),
-        "served": served.splitlines()[0],
+        "served": served.splitlines()[0].partition("; workspace")[0],
     }

@@ -69,7 +69,10 @@ def _panel(panel: Any, rows: list[Row], recorded: Recorded | None) -> None:
         for marker, name in zip("x+^v1234", contenders, strict=False):
             found = [(r["tokens"], recorded.of(r).get(name)) for r in part] if recorded else []
             points = [(tokens, us) for tokens, us in found if us is not None]
-            panel.plot(*zip(*points, strict=True), marker, color=color, label=f"{name}{mark}")
+            panel.plot(
+                *zip(*points, strict=True), marker, color=color, label=f"{name}{mark}",
+                fillstyle="none", alpha=0.7, markersize=5, zorder=1,
+            )  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.grid(True, which="major", alpha=0.3)
