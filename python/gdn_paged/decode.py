@@ -46,7 +46,7 @@ def gated_delta_rule_decode_paged(
     page_indptr: DLPackArray,
     last_page_len: DLPackArray,
     backend: str = "auto",
-    slots: GDNPagedDecodeSlots[Any] | None = None,
+    slots: GDNPagedDecodeSlots | None = None,
     stream: Stream | None = None,
     validate: Literal["host", "device"] | None = None,
     deterministic: Literal["batch"] | None = None,

@@ -93,7 +93,7 @@ def paged_prefill(
     A_log: Any = None,
     dt_bias: Any = None,
     beta_is_logit: bool = False,
-    slots: GDNPagedPrefillSlots[Any] | None = None,
+    slots: GDNPagedPrefillSlots | None = None,
     plan: Any = None,
     deterministic: Literal["batch"] | None = None,
     num_threads: int = 0,
@@ -186,7 +186,7 @@ def prefill_plan(
     page_size: SupportsIndex,
     last_page_len: Any,
     use_qk_l2norm_in_kernel: bool = False,
-    slots: GDNPagedPrefillSlots[Any] | None = None,
+    slots: GDNPagedPrefillSlots | None = None,
     deterministic: Literal["batch"] | None = None,
     backend: str = "auto",
 ) -> jax.Array:
@@ -245,7 +245,7 @@ def paged_decode(
     page_indices: Any,
     page_indptr: Any,
     last_page_len: Any,
-    slots: GDNPagedDecodeSlots[Any] | None = None,
+    slots: GDNPagedDecodeSlots | None = None,
     deterministic: Literal["batch"] | None = None,
     num_threads: int = 0,
     backend: str = "auto",
@@ -318,7 +318,7 @@ def _slots(function: str, count: int, tables: tuple[Any, ...], page_size: int) -
 def prefill_slots(
     cu_seqlens: Any, page_indices: Any, page_indptr: Any, page_size: SupportsIndex,
     last_page_len: Any,
-) -> GDNPagedPrefillSlots[Any]:  # fmt: skip
+) -> GDNPagedPrefillSlots:  # fmt: skip
     """Pool rows of a prefill step, as :func:`gdn_paged.gdn_paged_prefill_slots` gives them."""
     ends = ops.sequences(cu_seqlens)
     table = ops.page_table(page_indices, page_indptr, last_page_len, ends.shape[0] - 1)
@@ -326,9 +326,7 @@ def prefill_slots(
     return GDNPagedPrefillSlots(*_slots("prefill_slots", 4, (ends, *table), size))
 
 
-def decode_slots(
-    page_indices: Any, page_indptr: Any, last_page_len: Any
-) -> GDNPagedDecodeSlots[Any]:
+def decode_slots(page_indices: Any, page_indptr: Any, last_page_len: Any) -> GDNPagedDecodeSlots:
     """Pool rows of a decode step, as :func:`gdn_paged.gdn_paged_decode_slots` gives them."""
     table = ops.page_table(page_indices, page_indptr, last_page_len, None)
     return GDNPagedDecodeSlots(*_slots("decode_slots", 2, (None, *table), 0))

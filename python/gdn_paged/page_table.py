@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple
+from typing import Any, NamedTuple
 
 from . import _core, _frameworks
 from ._typing import A, DLPackArray, Index, Stream
@@ -88,14 +88,14 @@ def check_gate_domain(g: Any, gate_domain: str, tokens: int) -> None:
         )
 
 
-class PageStats(NamedTuple, Generic[A]):
+class PageStats(NamedTuple):
     """Health of pages, one entry per page; counts of -1 mark an id outside the pool."""
 
-    nan_count: A
+    nan_count: Any
     """NaN values, int64 ``[num_pages]``."""
-    inf_count: A
+    inf_count: Any
     """Infinite values, int64 ``[num_pages]``."""
-    abs_max: A
+    abs_max: Any
     """Largest finite magnitude, float32 ``[num_pages]``."""
 
 
@@ -105,7 +105,7 @@ def page_stats(
     *,
     stream: Stream | None = None,
     num_threads: int = 0,
-) -> PageStats[A]:
+) -> PageStats:
     """NaN and inf counts and the largest finite magnitude of pages.
 
     Args:

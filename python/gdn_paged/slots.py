@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple
+from typing import Any, NamedTuple
 
 from . import _core
 from ._typing import A, Index, Stream
 from ._unbacked import registered
 
 
-class GDNPagedPrefillSlots(NamedTuple, Generic[A]):
+class GDNPagedPrefillSlots(NamedTuple):
     """Pool rows of a prefill step, int32 ``[num_seqs]`` each.
 
     A sequence with an empty page list or with a broken table has a ``prefix_lens`` of -1 and stores
     nothing; one without new tokens stores nothing either.
     """
 
-    state_indices: A
+    state_indices: Any
     """Page of the last prefix token; -1 (the zero state) if the prefix is empty."""
-    output_state_indices: A
+    output_state_indices: Any
     """Last page; -1 if the total ends on a page boundary, whose checkpoint is the final state."""
-    checkpoint_cu_starts: A
+    checkpoint_cu_starts: Any
     """Entry of ``page_indices`` of the first page end that is stored."""
-    prefix_lens: A
+    prefix_lens: Any
     """Tokens before the new ones."""
 
 
-class GDNPagedDecodeSlots(NamedTuple, Generic[A]):
+class GDNPagedDecodeSlots(NamedTuple):
     """Pool rows of a decode step, int32 ``[batch]`` each; (-1, -1) is a padding row."""
 
-    initial_state_indices: A
+    initial_state_indices: Any
     """Page to read: the previous one when the token opens a page, else the last; -1: zero state."""
-    output_state_indices: A
+    output_state_indices: Any
     """Page to write: the last one."""
 
 
@@ -44,7 +44,7 @@ def gdn_paged_prefill_slots(
     *,
     stream: Stream | None = None,
     num_threads: int = 0,
-) -> GDNPagedPrefillSlots[A]:
+) -> GDNPagedPrefillSlots:
     """Pool rows of a prefill step, by the page rules of :func:`chunk_gated_delta_rule_paged`.
 
     Args:
@@ -76,7 +76,7 @@ def gdn_paged_decode_slots(
     *,
     stream: Stream | None = None,
     num_threads: int = 0,
-) -> GDNPagedDecodeSlots[A]:
+) -> GDNPagedDecodeSlots:
     """Pool rows of a decode step, by the page rules of :func:`gated_delta_rule_decode_paged`.
 
     Args and errors as in :func:`gdn_paged_prefill_slots`; every sequence has one new token.
