@@ -118,6 +118,11 @@ consumers() {  # projects that find the library in the installed wheel
   "$work/cpp_engine/cpp_engine" --text python/gdn_paged/_demo/requests.txt
 }
 
+repaired_wheel() {  # the extension modules again, over the library of the wheel, and auditwheel
+  GDN_PAGED_WHEEL=$(echo "$work"/wheel/*.whl) GDN_PAGED_XLA_INCLUDE=$xla_include \
+    tests/wheels.sh "$work/wheels" python
+}
+
 command_line() {
   (
     cd "$work"  # not the source tree: the installed package is meant
@@ -141,6 +146,7 @@ step "wheel" wheel
 step "types" mypy
 step "library and ctest" library
 step "consumers of the wheel" consumers
+step "repaired wheel" repaired_wheel
 step "check and demo" command_line
 step "examples" examples
 # Two workers share the cores: NumPy's products in the reference need no threads of their own.
