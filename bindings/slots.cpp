@@ -91,20 +91,21 @@ nb::tuple slots(const nb::tuple& tuple) {
   return nb::make_tuple(reads, writes, starts, prefixes);
 }
 
-// Host arrays: raises what the check finds and returns None. Device arrays: returns the report, a
-// uint8 array on the device, once the check is enqueued; report_text reads a host copy of it.
-nb::object validate(const nb::tuple& tuple, nb::handle num_pages, nb::handle num_tokens,
-                    nb::handle allow_padding) {
+// The report of the check, a uint8 array where the tables are; on a device the check is enqueued
+// and not waited for. report_text reads a host copy of it. `exact`: counts of 0 are counts.
+nb::object validate(const nb::tuple& tuple, const nb::tuple& counts, nb::handle allow_padding,
+                    nb::handle exact) {
   const Arguments args(tuple, kCount);
   TableCall c(args);
-  c.p.num_pages = to_int64("num_pages", num_pages);
-  c.p.num_tokens = to_int64("num_tokens", num_tokens);
+  c.p.num_pages = to_int64("num_pages", counts[0]);
+  c.p.num_tokens = to_int64("num_tokens", counts[1]);
   if (to_bool("allow_padding", allow_padding)) c.p.flags |= GDN_ALLOW_PADDING;
-  nb::object report = nb::none();
+  if (to_bool("exact", exact)) c.p.flags |= GDN_EXACT_COUNTS;
+  size_t bytes = sizeof(gdn_page_table_report_t);
+  nb::object report = c.call.empty({static_cast<int64_t>(bytes)}, "uint8");
+  c.p.report = static_cast<gdn_page_table_report_t*>(
+      c.call.array("report", report, {{kAny}, "[bytes]"}, Access::kWrite).data);
   if (c.call.on_cuda()) {
-    size_t bytes = sizeof(gdn_page_table_report_t);
-    report = c.call.empty({static_cast<int64_t>(bytes)}, "uint8");
-    c.p.report = static_cast<gdn_page_table_report_t*>(c.call.scratch("report", report, &bytes));
     check_status(gdn_validate_page_table_workspace_size(&c.p, &c.p.workspace_bytes));
     c.p.workspace = c.call.scratch("workspace", nb::none(), &c.p.workspace_bytes);
   }
@@ -113,7 +114,7 @@ nb::object validate(const nb::tuple& tuple, nb::handle num_pages, nb::handle num
     nb::gil_scoped_release release;
     status = gdn_validate_page_table(&c.p, c.is_decode);
   }
-  check_status(status);
+  if (status != GDN_PAGE_TABLE) check_status(status);
   return report;
 }
 
@@ -176,8 +177,10 @@ nb::tuple page_stats(nb::handle state_pool, nb::handle page_indices, nb::handle 
 void define_slots(nb::module_& m) {
   m.def("slots", &slots, nb::arg("arguments"),
         nb::sig("def slots(arguments: tuple) -> tuple[typing.Any, ...]"));
-  m.def("validate_page_table", &validate, nb::arg("arguments"), nb::arg("num_pages").none(),
-        nb::arg("num_tokens").none(), nb::arg("allow_padding").none());
+  m.def("validate_page_table", &validate, nb::arg("arguments"), nb::arg("counts"),
+        nb::arg("allow_padding").none(), nb::arg("exact").none(),
+        nb::sig("def validate_page_table(arguments: tuple, counts: tuple, allow_padding: "
+                "bool, exact: bool) -> typing.Any"));
   m.def("report_text", &report_text, nb::arg("report"));
   m.def("page_stats", &page_stats, nb::arg("state_pool").none(), nb::arg("page_indices").none(),
         nb::arg("stream").none(), nb::arg("num_threads").none());

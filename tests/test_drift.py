@@ -25,7 +25,7 @@ BARS = {
 
 
 def operands(target):
-    """Unit keys and queries, decays between 0.88 and 1: a state remembers some 10 tokens or more."""
+    """Unit keys and queries; decays from 0.88 to 1, so that a state remembers 10 to 3000 tokens."""
     rng = np.random.default_rng(20260101)
     dim = 128 if target.prefill_row == "cuda_sm90" else 64
     io = "fp32" if target.device == "cpu" else "bf16"

@@ -128,6 +128,44 @@ def test_decode_call_refuses(target, broken):
     assert np.all(target.values(output) == 7)
 
 
+@pytest.mark.parametrize("broken", [*PREFILL, *DECODE], ids=str)
+def test_report_is_asked_later(target, broken):
+    """The form without waiting: nothing raises until the report is asked."""
+    table = broken.table
+    prefill = {} if table.cu_seqlens is None else {"cu_seqlens": target.table(table.cu_seqlens)}
+    report = gdn_paged.page_table_report(
+        **target.page_arguments(table),
+        **prefill,
+        page_size=table.page_size,
+        num_pages=ROWS,
+        num_tokens=82 if table.num_seqs == 3 or not prefill else int(table.cu_seqlens[-1]),
+    )
+    assert not [word for word in broken.words if word not in report.text()]
+    with pytest.raises(ValueError, match="page table: "):
+        report.raise_if_broken()
+
+
+def test_report_of_a_good_table(target):
+    report = gdn_paged.page_table_report(**target.page_arguments(GOOD_DECODE), num_pages=ROWS)
+    assert report.text() == "" and target.arrays.numpy(report.array).shape == (40,)
+    report.raise_if_broken()
+
+
+def test_empty_arrays_are_bounds(target):
+    """A call that has no rows of q, or no pages, has room for no token and no page."""
+    call = make_prefill(415, GOOD)
+    pool = target.pool(make_pool(415, ROWS, 4)).view
+    for mode in modes(target):
+        none = target.prefill_arguments(call.part(0, 0, GOOD).cast("bf16"), "bf16")
+        with pytest.raises(ValueError, match=r"sequence 0.* 5, but there are 0 tokens"):
+            gdn_paged.chunk_gated_delta_rule_paged(**none, state_pool=pool, validate=mode)
+        with pytest.raises(ValueError, match=r"page_indices\[0\] is 7, expected .* \[0, 0\)"):
+            target.prefill(call, pool[:0], "bf16", options={"validate": mode})
+        decode = make_decode(416, GOOD_DECODE, dim=64)
+        with pytest.raises(ValueError, match=r"page_indices\[0\] is 7, expected .* \[0, 0\)"):
+            target.decode(decode, pool[:0], "bf16", options={"validate": mode})
+
+
 def test_good_tables_pass(target):
     for mode in modes(target):
         checked(target, GOOD, mode, 82)

@@ -43,7 +43,7 @@ void read_outputs(const gdn_page_table_params_t& c, PageTableProblem* p) {
 PageTableProblem page_table_problem(const gdn_page_table_params_t* params, TableUse use,
                                     bool is_decode) {
   const auto c = read_struct("gdn_page_table_params_t", params);
-  check_flags(c.flags, GDN_ALLOW_PADDING);
+  check_flags(c.flags, GDN_ALLOW_PADDING | GDN_EXACT_COUNTS);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
   check_count("num_seqs", c.num_seqs);
   check_count("num_tokens", c.num_tokens);
@@ -55,10 +55,11 @@ PageTableProblem page_table_problem(const gdn_page_table_params_t* params, Table
   p.threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);
   p.table.page_size = c.page_size;
   p.num_seqs = c.num_seqs;
-  if (c.num_tokens > 0) p.num_tokens = c.num_tokens;
-  if (c.num_pages > 0) p.num_pages = c.num_pages;
+  const bool exact = c.flags & GDN_EXACT_COUNTS;
+  if (exact || c.num_tokens > 0) p.num_tokens = c.num_tokens;
+  if (exact || c.num_pages > 0) p.num_pages = c.num_pages;
   // Slots are int32: a larger id of an int64 table must not wrap into the pool.
-  if (c.num_pages == 0 && use == TableUse::kSlots) p.num_pages = INT32_MAX;
+  if (p.num_pages == INT64_MAX && use == TableUse::kSlots) p.num_pages = INT32_MAX;
   p.is_decode = is_decode;
   p.allow_padding = c.flags & GDN_ALLOW_PADDING;
   p.report = c.report;

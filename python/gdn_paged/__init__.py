@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from .decode import gated_delta_rule_decode_paged, gated_delta_rule_decode_pretranspose
 from .dispatch import KernelRow, build_info, explain, has_cuda, kernel_rows, preload, version
-from .page_table import PageStats, page_stats, validate_page_table
+from .page_table import (
+    PageStats,
+    PageTableReport,
+    page_stats,
+    page_table_report,
+    validate_page_table,
+)
 from .prefill import (
     chunk_gated_delta_rule,
     chunk_gated_delta_rule_paged,
@@ -34,6 +40,7 @@ __all__ = [
     "GDNPagedPrefillSlots",
     "KernelRow",
     "PageStats",
+    "PageTableReport",
     "__version__",
     "build_info",
     "chunk_gated_delta_rule",
@@ -48,6 +55,7 @@ __all__ = [
     "has_cuda",
     "kernel_rows",
     "page_stats",
+    "page_table_report",
     "prefill_plan",
     "prefill_workspace_size",
     "preload",

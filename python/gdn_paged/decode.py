@@ -12,7 +12,7 @@ from typing import Any, Literal
 from . import _core
 from ._typing import A, DLPackArray, Stream
 from ._unbacked import registered
-from .page_table import rows_of, validate_page_table
+from .page_table import check_call
 from .slots import GDNPagedDecodeSlots
 
 _COMMON_ORDER = (
@@ -91,10 +91,8 @@ def gated_delta_rule_decode_paged(
         RuntimeError: the CUDA runtime failed, or this build has no kernels for the device.
     """
     if validate is not None:
-        validate_page_table(
-            page_indices, page_indptr, last_page_len, num_pages=rows_of(state_pool), mode=validate,
-            stream=stream, num_threads=num_threads,
-        )  # fmt: skip
+        tables = (None, page_indices, page_indptr, last_page_len)
+        check_call(tables, 0, state_pool, q, validate, stream, num_threads)
     arguments = (
         q, k, v, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         stream, deterministic, num_threads, backend,

@@ -8,6 +8,68 @@ from . import _core, _frameworks
 from ._typing import A, DLPackArray, Index, Stream
 
 
+class PageTableReport:
+    """What a check of a page table found, or will have found once its stream is that far.
+
+    On a GPU the check runs behind the work that the stream already has, and nothing waits for it:
+    ask for the text when the results of the step are there anyway. A check that a CUDA graph
+    captured writes the same report again with every replay.
+    """
+
+    __slots__ = ("_stream", "array")
+
+    def __init__(self, array: Any, stream: Stream | None):
+        self.array = array
+        """The report as bytes, uint8 ``[40]`` where the tables are (C: gdn_page_table_report_t)."""
+        self._stream = stream
+
+    def text(self) -> str:
+        """The broken rule with its sequence, entry and value; "" for a table without a fault.
+
+        Copies the report to the host and waits for that."""
+        if self._stream is not None:
+            _frameworks.synchronize(self.array)
+        return _core.report_text(_frameworks.to_bytes(self.array))
+
+    def raise_if_broken(self) -> None:
+        """ValueError with the text, if there is a fault."""
+        text = self.text()
+        if text:
+            raise ValueError(f"page table: {text}")
+
+
+def page_table_report(
+    page_indices: DLPackArray,
+    page_indptr: DLPackArray,
+    last_page_len: DLPackArray,
+    *,
+    cu_seqlens: DLPackArray | None = None,
+    page_size: Index = 0,
+    num_pages: int = 0,
+    num_tokens: int = 0,
+    allow_padding: bool = False,
+    stream: Stream | None = None,
+    num_threads: int = 0,
+) -> PageTableReport:
+    """Checks a page table where it is, without waiting: the form for a serving loop.
+
+    Arguments and rules of :func:`validate_page_table`. Host tables are checked at once.
+
+    Returns:
+        a report to be asked later; keep it alive until then.
+
+    Raises:
+        ValueError: an argument is wrong. A broken table raises nothing here.
+    """
+    arguments = (
+        cu_seqlens, page_indices, page_indptr, page_size, last_page_len, stream, num_threads
+    )  # fmt: skip
+    counts = (num_pages, num_tokens)
+    return PageTableReport(
+        _core.validate_page_table(arguments, counts, allow_padding, False), stream
+    )
+
+
 def validate_page_table(
     page_indices: DLPackArray,
     page_indptr: DLPackArray,
@@ -42,22 +104,47 @@ def validate_page_table(
     Raises:
         ValueError: names the rule, the sequence, the entry and its value.
     """
-    tables: list[Any] = [cu_seqlens, page_indices, page_indptr, last_page_len]
+    tables = (cu_seqlens, page_indices, page_indptr, last_page_len)
+    counts = (num_pages, num_tokens)
+    _check(tables, (page_size, counts, allow_padding, False), mode, stream, num_threads)
+
+
+def _check(
+    tables: tuple[Any, ...],
+    rules: tuple[Index, tuple[int, int], bool, bool],
+    mode: str,
+    stream: Stream | None,
+    num_threads: int,
+) -> None:
+    """`rules`: page size, rows of pool and q, padding allowed, and whether rows of 0 count."""
     if mode not in ("host", "device"):
         raise ValueError(f'validate: {mode!r}; expected None, "host" or "device"')
     if mode == "host":
-        tables = [_frameworks.to_host(table) for table in tables]
+        tables = tuple(_frameworks.to_host(table) for table in tables)
         stream = None
     cu, indices, indptr, last = tables
-    arguments = (cu, indices, indptr, page_size, last, stream, num_threads)
-    report = _core.validate_page_table(arguments, num_pages, num_tokens, allow_padding)
-    if report is None:
-        return
-    if stream is not None:
-        _frameworks.synchronize(report)
-    text = _core.report_text(_frameworks.to_bytes(report))
-    if text:
-        raise ValueError(text)
+    arguments = (cu, indices, indptr, rules[0], last, stream, num_threads)
+    PageTableReport(_core.validate_page_table(arguments, *rules[1:]), stream).raise_if_broken()
+
+
+def check_call(
+    tables: tuple[Any, ...],
+    page_size: Index,
+    pool: object,
+    q: object,
+    mode: str,
+    stream: Stream | None,
+    num_threads: int,
+) -> None:
+    """The check of a call: the bounds are the rows of its arrays, also where these are empty.
+
+    Args:
+        tables: cu_seqlens (None in decode), page_indices, page_indptr, last_page_len.
+    """
+    shapes: list[Any] = [getattr(x, "shape", None) for x in (pool, q)]
+    known = all(isinstance(shape, tuple) and shape for shape in shapes)
+    counts = (rows_of(pool), rows_of(q))
+    _check(tables, (page_size, counts, False, known), mode, stream, num_threads)
 
 
 def rows_of(array: object) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from . import _core
 from ._typing import A, DLPackArray, Index, Stream
 from ._unbacked import registered
-from .page_table import check_gate_domain, rows_of, validate_page_table
+from .page_table import check_call, check_gate_domain, rows_of
 from .slots import GDNPagedPrefillSlots
 
 _COMMON_ORDER = (
@@ -124,11 +124,8 @@ def chunk_gated_delta_rule_paged(
         RuntimeError: the CUDA runtime failed, or this build has no kernels for the device.
     """
     if validate is not None:
-        validate_page_table(
-            page_indices, page_indptr, last_page_len, cu_seqlens=cu_seqlens, page_size=page_size,
-            num_pages=rows_of(state_pool), num_tokens=rows_of(q), mode=validate, stream=stream,
-            num_threads=num_threads,
-        )  # fmt: skip
+        tables = (cu_seqlens, page_indices, page_indptr, last_page_len)
+        check_call(tables, page_size, state_pool, q, validate, stream, num_threads)
         if not use_gate_in_kernel:
             check_gate_domain(g, gate_domain, rows_of(q))
     arguments = (

@@ -44,6 +44,20 @@ void test_foreign_report() {
   CHECK_CONTAINS(words, "page_indptr[-9223372036854775808]");
 }
 
+// A count of 0 is unknown, unless the caller says that it is a count.
+void test_exact_counts() {
+  TableCall call({0, 10}, {3}, {0, 1}, {10});
+  call.params.num_pages = 0;
+  expect(call, kPrefill, GDN_PAGE_TABLE_OK, "");
+  call.params.flags = GDN_EXACT_COUNTS;
+  expect(call, kPrefill, GDN_PAGE_TABLE_SEQLENS_END,
+         "cu_seqlens[1] is 10, but there are 0 tokens");
+  expect(call, kDecode, GDN_PAGE_TABLE_PAGE_ID,
+         "page_indices[0] is 3, expected a page id in [0, 0)");
+  CHECK_OK(gdn_prefill_slots(&call.params));
+  CHECK_EQUAL(call.prefix[0], -1);
+}
+
 void test_offsets() {
   TableCall negative({0, 10}, {0}, {-1, 1}, {10});
   expect(negative, kPrefill, GDN_PAGE_TABLE_INDPTR_START, "page_indptr[0] is -1, expected >= 0");
@@ -189,6 +203,7 @@ void test_page_stats() {
 
 int main() {
   test_foreign_report();
+  test_exact_counts();
   test_offsets();
   test_pages();
   test_shared_pages();

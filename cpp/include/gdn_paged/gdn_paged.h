@@ -129,7 +129,9 @@ enum {
   GDN_BETA_IS_LOGIT = 1 << 1,   /* prefill: beta := sigmoid(beta), fp32 */
   GDN_EXPLICIT_SCALE = 1 << 2,  /* take `scale` as it is, also when it is 0 */
   GDN_BATCH_INVARIANT = 1 << 3, /* a sequence gives the same bytes whatever else is in the batch */
-  GDN_ALLOW_PADDING = 1 << 4    /* page-table check: -1 and empty page lists are not errors */
+  GDN_ALLOW_PADDING = 1 << 4,   /* page-table check: -1 and empty page lists are not errors */
+  GDN_EXACT_COUNTS = 1 << 5     /* page-table check: num_tokens and num_pages of 0 are counts, not
+                                   unknown */
 };
 
 /* What `g` holds. */
@@ -475,7 +477,7 @@ typedef struct gdn_page_table_params {
   gdn_device_type_t device_type;
   int32_t device_id;
   struct CUstream_st* stream;
-  uint64_t flags; /* GDN_ALLOW_PADDING */
+  uint64_t flags; /* GDN_ALLOW_PADDING | GDN_EXACT_COUNTS */
 
   int64_t num_seqs;
   int64_t num_tokens;        /* rows of q; the bound of cu_seqlens. 0: unknown */
