@@ -50,8 +50,7 @@ void test_exact_counts() {
   call.params.num_pages = 0;
   expect(call, kPrefill, GDN_PAGE_TABLE_OK, "");
   call.params.flags = GDN_EXACT_COUNTS;
-  expect(call, kPrefill, GDN_PAGE_TABLE_SEQLENS_END,
-         "cu_seqlens[1] is 10, but there are 0 tokens");
+  expect(call, kPrefill, GDN_PAGE_TABLE_SEQLENS_END, "cu_seqlens[1] is 10, but there are 0 tokens");
   expect(call, kDecode, GDN_PAGE_TABLE_PAGE_ID,
          "page_indices[0] is 3, expected a page id in [0, 0)");
   CHECK_OK(gdn_prefill_slots(&call.params));
