@@ -40,6 +40,8 @@ sm90::SegmentParams segment_limits(const PrefillProblem& p) {
 struct HopperLayout {
   WorkspacePlan workspace;
   WorkspacePlan::Region plan, state, states, transitions, resets, handover, inverses, gates;
+  WorkspacePlan::Region piece_states, pieces_written;
+  int32_t pieces = 0;    // that items of the last wave are shared out in
   int32_t segments = 0;  // of sequences that are cut
   int32_t slab_chunks = 0;
   int32_t num_slabs = 0;
@@ -55,6 +57,12 @@ struct HopperLayout {
     states = workspace.add(maps * sm90::kDim * sm90::kDim * sizeof(float));
     transitions = workspace.add(maps * sm90::kTransitionVectors * sizeof(uint4));
     resets = workspace.add(maps * sizeof(int32_t));
+    // Items of one wave stay whole, and many sequences fill the last wave by themselves.
+    const int32_t blocks = device_info(p.device.id).num_sms;
+    const int64_t sequences = entry_bound(p);
+    if (sequences * heads > blocks && sequences <= sm90::kMaxCutSequences) pieces = blocks;
+    piece_states = workspace.add(sizeof(float) * pieces * sm90::kDim * sm90::kDim);
+    pieces_written = workspace.add(sizeof(int32_t) * pieces * sm90::ScanTraits::kStateWarps);
     int64_t room = kPrefillWorkspaceLimit - static_cast<int64_t>(workspace.total());
     if (bound * each > room) {
       handover = workspace.add(handover_bytes);
@@ -176,6 +184,7 @@ HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, 
   params.call = kernel_params(p);
   params.call.plan = reinterpret_cast<const PlanHeader*>(plan);
   params.call.entries = reinterpret_cast<const SequenceEntry*>(plan + kWorkspaceAlignment);
+  params.call.entry_bound = entry_bound(p);
   params.call.slab_chunks = layout.slab_chunks;
   params.inverses = WorkspacePlan::carve<uint8_t>(p.workspace, layout.inverses);
   params.gates = WorkspacePlan::carve<GateBlock>(p.workspace, layout.gates);
@@ -184,6 +193,9 @@ HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, 
   params.segments.states = WorkspacePlan::carve<float>(p.workspace, layout.states);
   params.segments.transitions = WorkspacePlan::carve<uint4>(p.workspace, layout.transitions);
   params.segments.resets = WorkspacePlan::carve<int32_t>(p.workspace, layout.resets);
+  params.pieces = {.states = WorkspacePlan::carve<float>(p.workspace, layout.piece_states),
+                   .written = WorkspacePlan::carve<int32_t>(p.workspace, layout.pieces_written),
+                   .count = layout.pieces};
   params.num_slabs = layout.num_slabs;
   return params;
 }

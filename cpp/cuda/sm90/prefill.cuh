@@ -11,21 +11,27 @@
 
 namespace gdn::sm90 {
 
-inline int32_t inverse_warps(const PrefillParams& params) {
-  return params.group >= 3 ? 4 : params.group;
-}
-
 // slab_chunks bounds the chunks of a slab; the kernels see how many there are.
-template <class T>
-void launch_prepare(const HopperParams& params, const Device& device) {
-  const int32_t warps = inverse_warps(params.call);
-  launch(prepare_inverses<T>,
+template <class T, int kWarps>
+void launch_prepare_by(const HopperParams& params, const Device& device) {
+  launch(prepare_inverses<T, kWarps>,
          {.blocks = int64_t{params.call.slab_chunks} * params.call.units,
-          .threads = 32 * warps,
-          .shared_bytes = static_cast<size_t>(PrepareMap::bytes(warps)),
+          .threads = PrepareMap<kWarps>::kThreads,
+          .shared_bytes = PrepareMap<kWarps>::kBytes,
           .stream = device.stream,
           .early_start = true},
          params, "prepare_inverses");
+}
+
+template <class T>
+void launch_prepare(const HopperParams& params, const Device& device) {
+  if (params.call.group == 1) {
+    launch_prepare_by<T, 1>(params, device);
+  } else if (params.call.group == 2) {
+    launch_prepare_by<T, 2>(params, device);
+  } else {
+    launch_prepare_by<T, 4>(params, device);
+  }
 }
 
 template <class T>
@@ -76,7 +82,9 @@ void launch_segments(const HopperParams& params, const Device& device) {
 
 template <class T>
 void load_kernels() {
-  load_kernel(prepare_inverses<T>, "prepare_inverses", PrepareMap::bytes(PrepareMap::kMaxWarps));
+  load_kernel(prepare_inverses<T, 1>, "prepare_inverses", PrepareMap<1>::kBytes);
+  load_kernel(prepare_inverses<T, 2>, "prepare_inverses", PrepareMap<2>::kBytes);
+  load_kernel(prepare_inverses<T, 4>, "prepare_inverses", PrepareMap<4>::kBytes);
   load_kernel(summarize_segments<T>, "summarize_segments", SummaryTraits::kSharedBytes);
   load_kernel(combine_segments<1>, "combine_segments");
   load_kernel(combine_segments<2>, "combine_segments");

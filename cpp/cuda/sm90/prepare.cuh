@@ -5,77 +5,119 @@
 // as the swizzled tile that wgmma reads, free of gates, and the gate factors of GateBlock.
 //
 // Grid: one block per (chunk, group of state heads that share a k head). The block forms K K^T
-// once; then each warp inverts for heads of its own. A block has as many warps as its group has
-// heads, at most 4.
+// once, all warps together; then each warp inverts for heads of its own. A block has as many warps
+// as its group has heads, at most 4: kWarps is 1, 2 or 4.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
 #include "cuda/common/triangular.cuh"
 #include "cuda/sm90/gates.cuh"
+#include "cuda/sm90/pieces.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/rows.cuh"
-#include "cuda/sm90/segments.cuh"
 
 namespace gdn::sm90 {
 
-// K is dead once K K^T is formed: the warps' That tiles take its place.
+// K is dead once K K^T is in registers: what comes after it takes its place.
+template <int kWarps>
 struct PrepareMap {
-  static constexpr int kMaxWarps = 4;
-  static constexpr int kKeys = 0;
-  static constexpr int kWarpScratch = 256 + kInverseScratchBytes;  // beta, inverse
+  static constexpr int kThreads = 32 * kWarps;
+  // NOTE: the time goes with the warps on a multiprocessor, so shared memory and registers are
+  // kept small; registers end where spills begin.
+  static constexpr int kBlocks = kWarps == 4 ? 6 : kWarps == 2 ? 9 : 12;
 
-  GDN_HOST_DEVICE static constexpr int tiles_bytes(int warps) {
-    return warps * kInverseBytes > kTile ? warps * kInverseBytes : kTile;
-  }
-  GDN_HOST_DEVICE static constexpr int gram(int warps) { return tiles_bytes(warps); }
-  GDN_HOST_DEVICE static constexpr int diagonal(int warps) {
-    return gram(warps) + GramTile::kBytes;
-  }
-  GDN_HOST_DEVICE static constexpr int scratch(int warps) {
-    return diagonal(warps) + kDiagonalBytes;
-  }
-  GDN_HOST_DEVICE static constexpr int bytes(int warps) {
-    return scratch(warps) + warps * kWarpScratch;
-  }
+  static constexpr int kKeys = 0;
+  static constexpr int kGram = 0;
+  static constexpr int kDiagonal = kGram + GramTile::kBytes;
+  static constexpr int kTiles = kDiagonal + kDiagonalBytes;  // That, a warp each
+  static constexpr int kEnd = kTiles + kWarps * kInverseBytes;
+  static constexpr int kScratch = kEnd > kTile ? kEnd : kTile;
+  static constexpr int kWarpScratch = 256 + kInverseScratchBytes;    // beta, inverse
+  static constexpr int kKeyFull = kScratch + kWarps * kWarpScratch;  // mbarrier
+  static constexpr int kBytes = kKeyFull + 16;
 };
 
-// Row block i of K K^T: fp16 for the merges of the inverse, its 8x8 diagonal blocks in fp32 too.
-template <class T>
-__device__ __forceinline__ void form_gram(uint32_t keys, uint32_t gram, uint32_t diagonal, int i,
-                                          int lane) {
-  float acc[4][2][4] = {};
-  const uint32_t a_base = keys + Tile<128>::rows_first(lane) + 16 * i * 128;
-  const uint32_t b_base = keys + Tile<128>::pieces_first(lane);
+// K K^T, its row blocks shared out so that warps have as many 16x16 blocks as can be: fp16 for the
+// merges of the inverse, the 8x8 diagonal blocks in fp32 too. A row block of K is the A fragment of
+// its own products and, words exchanged, the B fragment of those below.
+template <class T, int kWarps>
+struct GramRole {
+  static constexpr int kOwn = 4 / kWarps;
+  float acc[kOwn][4][2][4];
+
+  // The row block `n` of warp `warp`.
+  static __device__ __forceinline__ int row_block(int warp, int n) {
+    if constexpr (kWarps == 1) return n;
+    if constexpr (kWarps == 4) return warp;
+    return n == 0 ? warp : 3 - warp;
+  }
+  static __device__ __forceinline__ constexpr int most_columns(int n) {
+    return kWarps == 1 ? n : kWarps == 2 ? 1 + 2 * n : 3;
+  }
+
+  __device__ __forceinline__ void form(uint32_t keys, int warp, int lane) {
 #pragma unroll
-  for (int k = 0; k < kDim / 16; ++k) {
-    const uint32_t panel = (k >> 2) * kPanel, step = 32 * (k & 3);
-    uint32_t a[4], b[4];
-    load_matrices(a, (a_base ^ step) + panel);
+    for (int n = 0; n < kOwn; ++n) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (j > i) continue;
-      load_matrices(b, (b_base ^ step) + panel + 16 * j * 128);
-      multiply_add<T>(acc[j][0], a, b[0], b[1]);
-      multiply_add<T>(acc[j][1], a, b[2], b[3]);
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) acc[n][j][e / 4][e % 4] = 0.0f;
+      }
+    }
+    const uint32_t base = keys + Tile<128>::rows_first(lane);
+    const int last = row_block(warp, kOwn - 1);
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const uint32_t place = (base ^ (32 * (k & 3))) + (k >> 2) * kPanel;
+      uint32_t own[kOwn][4];
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        load_matrices(own[n], place + 16 * row_block(warp, n) * 128);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j > last) continue;
+        uint32_t b[4];
+        if constexpr (kWarps == 1) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) b[e] = own[j][e];
+        } else {
+          load_matrices(b, place + 16 * j * 128);
+        }
+#pragma unroll
+        for (int n = 0; n < kOwn; ++n) {
+          if (j > most_columns(n) || j > row_block(warp, n)) continue;
+          multiply_add<T>(acc[n][j][0], own[n], b[0], b[2]);
+          multiply_add<T>(acc[n][j][1], own[n], b[1], b[3]);
+        }
+      }
     }
   }
-  const uint32_t target = gram + GramTile::rows_first(lane) + 16 * i * 128;
-  const uint32_t pair = 32 * (lane >> 2) + 8 * (lane & 3);
+
+  __device__ __forceinline__ void store(uint32_t gram, uint32_t diagonal, int warp,
+                                        int lane) const {
+    const uint32_t pair = 32 * (lane >> 2) + 8 * (lane & 3);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (j > i) continue;
-    uint32_t words[4];
-    pack_a<fp16>(words, acc[j][0], acc[j][1]);
-    store_matrices(target ^ (32 * j), words);
-    if (j != i) continue;
+    for (int n = 0; n < kOwn; ++n) {
+      const int i = row_block(warp, n);
+      const uint32_t target = gram + GramTile::rows_first(lane) + 16 * i * 128;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t block = diagonal + (2 * i + half) * kDiagonalBlockBytes + pair;
-      store_shared(block, acc[j][half][2 * half]);
-      store_shared(block + 4, acc[j][half][2 * half + 1]);
+      for (int j = 0; j < 4; ++j) {
+        if (j > most_columns(n) || j > i) continue;
+        uint32_t words[4];
+        pack_a<fp16>(words, acc[n][j][0], acc[n][j][1]);
+        store_matrices(target ^ (32 * j), words);
+        if (j != i) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t block = diagonal + (2 * i + half) * kDiagonalBlockBytes + pair;
+          store_shared(block, acc[n][j][half][2 * half]);
+          store_shared(block + 4, acc[n][j][half][2 * half + 1]);
+        }
+      }
     }
   }
-}
+};
 
 // Where a lane points stmatrix for a 16x16 block of 32-byte rows: piece p of row t lies at
 // p ^ (t / 4 % 2).
@@ -116,13 +158,41 @@ __device__ __forceinline__ void zero_outputs(const PrefillParams& p, const Chunk
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(32 * PrepareMap::kMaxWarps, 3)
+// K of the block's unit into shared memory; ends with all threads seeing it.
+template <class T, int kWarps>
+__device__ __forceinline__ void load_keys(const HopperParams& params, const ChunkRows& rows,
+                                          int head, uint32_t shared) {
+  using Map = PrepareMap<kWarps>;
+  const PrefillParams& p = params.call;
+  if (p.qk_l2norm || rows.last - rows.first != kChunk) {
+    copy_rows<T>(
+        {.source = p.k, .head = head, .tile = shared + Map::kKeys, .normalize = p.qk_l2norm}, rows,
+        threadIdx.x, Map::kThreads);
+    __syncthreads();
+    return;
+  }
+  if (threadIdx.x == 0) {
+    const uint32_t full = shared + Map::kKeyFull;
+    barrier_arrive_expect(full, kTile);
+    tensor_load(shared + Map::kKeys, &params.k_map, 0, head, rows.origin, full);
+    tensor_load(shared + Map::kKeys + kPanel, &params.k_map, 64, head, rows.origin, full);
+  }
+  barrier_wait(shared + Map::kKeyFull, 0);
+}
+
+template <class T, int kWarps>
+__global__ void __launch_bounds__(PrepareMap<kWarps>::kThreads, PrepareMap<kWarps>::kBlocks)
     prepare_inverses(const __grid_constant__ HopperParams params) {
+  using Map = PrepareMap<kWarps>;
   extern __shared__ __align__(1024) uint8_t storage[];
   const PrefillParams& p = params.call;
   const uint32_t shared = shared_address(storage);
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  const int lane = threadIdx.x & 31, warp = __shfl_sync(kFullWarp, threadIdx.x >> 5, 0);
+  if (threadIdx.x == 0) {
+    barrier_init(shared + Map::kKeyFull, 1);
+    barrier_init_fence();
+  }
+  __syncthreads();
   dependency_wait();
   allow_dependents();
   if (blockIdx.x == 0 && warp == 0) begin_slab(params, lane);
@@ -131,8 +201,7 @@ __global__ void __launch_bounds__(32 * PrepareMap::kMaxWarps, 3)
   const SlabRange slab = slab_range(p.plan->num_chunks, params.slab, params.num_slabs);
   if (slot >= slab.end - slab.begin) return;
   const int32_t number = slab.begin + slot;
-  const SequenceEntry sequence =
-      p.entries[find_sequence(p.entries, p.plan->num_entries, number, lane)];
+  const SequenceEntry sequence = load_entry(p.plan, p.entries, p.entry_bound, number, lane);
   const ChunkRows rows = chunk_rows(sequence, number - sequence.chunk_begin);
   const int first_head = unit * p.group;
   if (!sequence.live()) {
@@ -140,26 +209,23 @@ __global__ void __launch_bounds__(32 * PrepareMap::kMaxWarps, 3)
     return;
   }
   // The first head's gates are on their way together with K.
-  int head = first_head + (warp < p.group ? warp : 0);
-  RawGates raw = load_gates(p.gates, rows, head, lane);
-  const RowCopy keys = {.source = p.k,
-                        .head = p.heads.k_of(first_head),
-                        .tile = shared + PrepareMap::kKeys,
-                        .normalize = p.qk_l2norm};
-  copy_rows<T>(keys, rows, threadIdx.x, blockDim.x);
-  __syncthreads();
-  const uint32_t gram = shared + PrepareMap::gram(warps);
-  const uint32_t diagonal = shared + PrepareMap::diagonal(warps);
-  for (int i = warp; i < 4; i += warps) form_gram<T>(keys.tile, gram, diagonal, i, lane);
-  __syncthreads();
+  RawGates raw = load_gates(p.gates, rows, first_head + (warp < p.group ? warp : 0), lane);
+  load_keys<T, kWarps>(params, rows, p.heads.k_of(first_head), shared);
+  const uint32_t gram = shared + Map::kGram, diagonal = shared + Map::kDiagonal;
+  {
+    GramRole<T, kWarps> role;
+    role.form(shared + Map::kKeys, warp, lane);
+    __syncthreads();
+    role.store(gram, diagonal, warp, lane);
+    __syncthreads();
+  }
 
-  const uint32_t tile = keys.tile + warp * kInverseBytes;
-  const uint32_t scratch = shared + PrepareMap::scratch(warps) + warp * PrepareMap::kWarpScratch;
-  for (int member = warp; member < p.group; member += warps) {
-    if (member != warp) {
-      head = first_head + member;
-      raw = load_gates(p.gates, rows, head, lane);
-    }
+  const uint32_t tile = shared + Map::kTiles + warp * kInverseBytes;
+  const uint32_t scratch = shared + Map::kScratch + warp * Map::kWarpScratch;
+#pragma unroll 1
+  for (int member = warp; member < p.group; member += kWarps) {
+    const int head = first_head + member;
+    if (member != warp) raw = load_gates(p.gates, rows, head, lane);
     const int64_t record = static_cast<int64_t>(slot) * p.heads.state + head;
     const LaneGates gates = decode_gates(p.gates, raw, rows, head, lane);
     form_gates(gates, p.scale, scratch, lane, params.gates[record]);
@@ -169,7 +235,7 @@ __global__ void __launch_bounds__(32 * PrepareMap::kMaxWarps, 3)
         {.gram = gram, .diagonal = diagonal, .beta = scratch, .scratch = scratch + 256}, tile, lane,
         params.inverses + record * kInverseBytes);
   }
-  if (lane == 0) bulk_wait();
+  if (lane == 0) bulk_wait_read();
 }
 
 }  // namespace gdn::sm90

@@ -78,6 +78,14 @@ __device__ __forceinline__ void tensor_load(uint32_t shared, const CUtensorMap* 
       : "memory");
 }
 
+// The box goes to L2 alone.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];"
+               :
+               : "l"(map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 __device__ __forceinline__ void tensor_store(const CUtensorMap* map, int x, int y, int z,
                                              uint32_t shared) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];"
@@ -122,6 +130,18 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
 
 __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(p)));
+}
+
+// ---- flags between blocks -----------------------------------------------------------------------
+
+__device__ __forceinline__ int32_t load_acquire(const int32_t* p) {
+  int32_t v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_release(int32_t* p, int32_t v) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" : : "l"(p), "r"(v) : "memory");
 }
 
 // ---- registers ----------------------------------------------------------------------------------

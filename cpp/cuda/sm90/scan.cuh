@@ -9,13 +9,15 @@
 // blocks draw by ticket. Roles, by warpgroup:
 //   state (2)  64 rows of V each: S in fp32 accumulators, its bf16 copy and Y as A registers
 //   aux        X and R, a chunk or two ahead
-//   loader     draws items; K, Q, That and gates by the copy engine, boundary rows by threads
+//   loader     two warps draw items and load K, Q, That and gates, boundary rows by threads; two
+//              warps bring V and take O away, one for each state warpgroup
 #pragma once
 
 #include "cuda/common/dependent.cuh"
 #include "cuda/sm90/scan_load.cuh"
 #include "cuda/sm90/scan_products.cuh"
 #include "cuda/sm90/scan_state.cuh"
+#include "cuda/sm90/scan_values.cuh"
 
 namespace gdn::sm90 {
 
@@ -32,12 +34,13 @@ __device__ __forceinline__ void init_barriers(uint32_t shared) {
   init(Traits::kInverseFull, Traits::kInverseStages, 1);
   init(Traits::kInverseEmpty, Traits::kInverseStages, kAuxWarps);
   init(Traits::kValueFull, Traits::kPairStages * Traits::kStateGroups, 1);
+  init(Traits::kOutputFull, Traits::kPairStages * Traits::kStateGroups, 4);
   init(Traits::kXFull, Traits::kPairStages, kAuxWarps);
   init(Traits::kXEmpty, Traits::kPairStages, kStateWarps);
   init(Traits::kRFull, Traits::kPairStages, kAuxWarps);
   init(Traits::kREmpty, Traits::kPairStages, kStateWarps);
   init(Traits::kItemFull, Traits::kItemStages, 1);
-  init(Traits::kItemEmpty, Traits::kItemStages, kStateWarps + kAuxWarps);
+  init(Traits::kItemEmpty, Traits::kItemStages, kStateWarps + kAuxWarps + Traits::kStateGroups);
   barrier_init_fence();
 }
 
@@ -68,6 +71,10 @@ __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
     AuxRole<T>{.p = p, .shared = shared, .warp = warp}.run();
   } else {
     give_registers<Traits::kLoaderRegisters>();
+    if (warp >= Traits::kLoaderWarps) {
+      ValueRole<T>{.p = p, .shared = shared, .group = warp - Traits::kLoaderWarps}.run();
+      return;
+    }
     const SlabState state = *p.state;
     LoaderRole<T>{.p = p,
                   .shared = shared,
@@ -75,7 +82,8 @@ __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
                   .warp = warp,
                   .sequences = state.sequences,
                   .segment_chunks = state.segment_chunks,
-                  .num_items = state.num_parts * p.call.heads.state}
+                  .num_items = state.num_parts * p.call.heads.state,
+                  .cut_items = state.cut_items}
         .run();
   }
 }

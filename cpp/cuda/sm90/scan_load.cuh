@@ -1,9 +1,9 @@
 // The loader role of the scan and the items it draws: (part of a sequence, state head) pairs.
 #pragma once
 
+#include "cuda/sm90/pieces.cuh"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scan_item.cuh"
-#include "cuda/sm90/segments.cuh"
 
 namespace gdn::sm90 {
 
@@ -18,21 +18,43 @@ struct LoaderRole {
   SlabSequences sequences;
   int32_t segment_chunks;
   int32_t num_items;
+  int32_t cut_items;
+  Piece piece;
   Ring<Traits::kItemStages> items;
   Ring<Traits::kKeyStages> keys;
   Ring<Traits::kQueryStages> queries;
   Ring<Traits::kInverseStages> inverses;
   Ring<Traits::kGateStages> gates;
 
-  static __device__ __forceinline__ void sync() { sync_threads(Traits::kLoaderSync, 128); }
+  static __device__ __forceinline__ void sync() {
+    sync_threads(Traits::kLoaderSync, 32 * Traits::kLoaderWarps);
+  }
 
   // By warp 0: the next item that has work, or the end.
-  __device__ __forceinline__ void draw_item(ScanItem& item) const {
+  __device__ __forceinline__ void draw_item(ScanItem& item) {
     const int lane = fresh_lane();
     for (;;) {
+      const PieceLine line = {.p = p, .all = sequences, .items = cut_items};
+      if (piece.at < piece.end) {
+        Part part;
+        int32_t head;
+        if (!line.next(piece, part, &head)) continue;
+        if (lane == 0) {
+          make_item(p, part, sequences.slab, head, item);
+          cut_item(p, sequences.slab, part, piece.number, item);
+        }
+        return;
+      }
       int32_t ticket = 0;
       if (lane == 0) ticket = atomicAdd(&p.state->next_item, 1);
       ticket = __shfl_sync(kFullWarp, ticket, 0);
+      if (cut_items > 0) {
+        if (ticket < p.pieces.count) {
+          piece = line.begin(p.pieces.count - 1 - ticket, lane);
+          continue;
+        }
+        ticket += cut_items - p.pieces.count;
+      }
       if (ticket >= num_items) {
         if (lane == 0) item.chunks = 0;
         return;
@@ -48,9 +70,11 @@ struct LoaderRole {
   // The state of an item comes from far: it is on its way to L2 before the item is reached.
   __device__ __forceinline__ void prefetch_state(const ScanItem& item, int thread) const {
     const auto* state = static_cast<const char*>(item.state_in);
-    if (state == nullptr) return;
+    if (state == nullptr || item.awaited >= 0) return;
     const int bytes = kDim * kDim * (static_cast<DType>(item.dtype_in) == DType::kFloat32 ? 4 : 2);
-    for (int at = thread * 128; at < bytes; at += 128 * 128) prefetch_l2(state + at);
+    for (int at = thread * 128; at < bytes; at += 128 * 32 * Traits::kLoaderWarps) {
+      prefetch_l2(state + at);
+    }
   }
 
   // Rows by this warpgroup's threads, after warp 0 has seen the stage empty.
@@ -58,7 +82,7 @@ struct LoaderRole {
                                        const ChunkRows& rows) const {
     sync();
     copy_rows<T>({.source = source, .head = head, .tile = tile, .normalize = p.call.qk_l2norm},
-                 rows, 32 * warp + fresh_lane(), 128);
+                 rows, 32 * warp + fresh_lane(), 32 * Traits::kLoaderWarps);
     fence_async_proxy();
     sync();
   }
@@ -97,6 +121,8 @@ struct LoaderRole {
       if (!copy_keys) load_tile(p.k_map, GDN_ITEM(item, k_head), token, k_tile, key_full);
       bulk_load(shared + Traits::kGates + gates.stage * sizeof(GateBlock), p.gates + record,
                 sizeof(GateBlock), key_full);
+      tensor_prefetch(&p.v_map, 0, GDN_ITEM(item, v_head), token);
+      tensor_prefetch(&p.v_map, 64, GDN_ITEM(item, v_head), token);
     }
     __syncwarp();
 

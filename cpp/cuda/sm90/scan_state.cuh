@@ -89,20 +89,29 @@ __device__ __forceinline__ void multiply_state(float (&acc)[32], const uint32_t 
   }
 }
 
-// Y^T = V^T - G (S K^T), as A registers. V [t][v] is read transposed. kCareful: foreign rows give
-// 0 whatever they hold, and where G = 0 the old state is dropped even if it is not finite.
-template <class T, bool kCareful>
-__device__ __forceinline__ void form_y(uint32_t (&y)[16], const float (&z)[32], uint32_t values,
-                                       uint32_t from_start, RowRange rows, int lane) {
+// V^T of 16 columns and all tokens, as A registers; V is [t][v].
+__device__ __forceinline__ void load_columns(uint32_t (&v)[16], uint32_t values) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    uint32_t v[4];
-    load_matrices_transposed(v, values + k * 16 * 128);
+    uint32_t words[4];
+    load_matrices_transposed(words, values + k * 16 * 128);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[4 * k + i] = words[i];
+  }
+}
+
+// Y^T = V^T - G (S K^T), as A registers, in the place of V^T. kCareful: foreign rows give 0
+// whatever they hold, and where G = 0 the old state is dropped even if it is not finite.
+template <class T, bool kCareful>
+__device__ __forceinline__ void form_y(uint32_t (&y)[16], const float (&z)[32], uint32_t from_start,
+                                       RowRange rows, int lane) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
     const float4 g4 = load_shared_float4(from_start + 64 * k + 16 * (lane & 3));
     const float g[4] = {g4.x, g4.y, g4.z, g4.w};  // tokens 2c, 2c + 1, 2c + 8, 2c + 9
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // words: V rows r, r + 8 of the left tokens, then of the right
-      const float2 value = unpack2<T>(v[i]);
+      const float2 value = unpack2<T>(y[4 * k + i]);
       const float* pair = z + 8 * k + 2 * i;
       const float g0 = g[i & 2], g1 = g[(i & 2) + 1];
       float y0 = fmaf(-g0, pair[0], value.x), y1 = fmaf(-g1, pair[1], value.y);
@@ -156,56 +165,19 @@ struct StateRole {
     return shared + Traits::kValueFull + 8 * (group * Traits::kPairStages + stage);
   }
 
-  static __device__ __forceinline__ int token_of(uint32_t item, int chunk) {
-    return GDN_ITEM(item, origin) + chunk * static_cast<int>(kChunk);
-  }
-
-  // By thread 0: once the outputs have left the stage, the next values may come.
-  __device__ __forceinline__ void load_values(uint32_t item, int chunk, int stage) const {
-    barrier_arrive_expect(value_full(stage), kPanel);
-    tensor_load(values(stage), &p.v_map, 64 * group, GDN_ITEM(item, v_head), token_of(item, chunk),
-                value_full(stage));
-  }
-
-  // Outputs through the place of V: each warp writes the 16 columns that only it has read.
-  __device__ __forceinline__ void store_outputs(const float (&z)[32], uint32_t place, uint32_t item,
-                                                int chunk, RowRange rows) const {
-    const int lane = fresh_lane(), thread = 32 * warp + lane;
-    const uint32_t own = place + value_offset(lane);
+  // Outputs in the place of V: each warp writes the 16 columns that only it has read.
+  __device__ __forceinline__ void hand_over(const uint32_t (&o)[16], int stage) const {
+    const int lane = fresh_lane();
+    const uint32_t own = values(stage) + value_offset(lane);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = pack2<T>(z[8 * k + 2 * i], z[8 * k + 2 * i + 1]);
+      const uint32_t words[4] = {o[4 * k], o[4 * k + 1], o[4 * k + 2], o[4 * k + 3]};
       store_matrices_transposed(own + k * 16 * 128, words);
     }
-    fence_async_proxy();
-    sync_threads(Traits::kOutputSync + group, 128);
-    if (rows.whole()) {
-      if (thread == 0) {
-        tensor_store(&p.output_map, 64 * group, GDN_ITEM(item, head), token_of(item, chunk), place);
-        bulk_commit();
-      }
-      return;
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(shared + Traits::kOutputFull + 8 * (group * Traits::kPairStages + stage));
     }
-    const int head = GDN_ITEM(item, head), token = token_of(item, chunk);
-    const Tensor& output = p.call.output;
-    auto* target = static_cast<T*>(const_cast<void*>(output.data)) + head * output.head_stride +
-                   64 * group + 8 * (thread & 7);
-#pragma unroll 1
-    for (int row = thread >> 3; row < kChunk; row += 16) {
-      if (!rows.valid(row)) continue;
-      *reinterpret_cast<uint4*>(target + (static_cast<int64_t>(token) + row) * output.row_stride) =
-          load_shared4(place + Tile<128>::offset(row, thread & 7));
-    }
-    sync_threads(Traits::kOutputSync + group, 128);  // the stage may be loaded again
-  }
-
-  // The groups take turns from S k^T to Y. In step they would both want the tensor cores and then
-  // both the other units.
-  __device__ __forceinline__ void wait_turn() const { sync_threads(Traits::kTurn + group, 256); }
-  __device__ __forceinline__ void pass_turn() const {
-    arrive_threads(Traits::kTurn + (group ^ 1), 256);
   }
 
   // Where a lane points ldmatrix and stmatrix, transposed, for its warp's 16 columns.
@@ -213,7 +185,9 @@ struct StateRole {
     return Tile<128>::offset((lane & 7) + ((lane >> 4) << 3), 2 * warp + ((lane >> 3) & 1));
   }
 
-  __device__ __forceinline__ void advance(float (&s)[64], uint32_t item, int chunk, int chunks) {
+  // One chunk. `a` is S in 16 bits; `o` the outputs of the chunk before, which leave meanwhile.
+  __device__ __forceinline__ void advance(float (&s)[64], uint32_t (&a)[32], uint32_t (&o)[16],
+                                          uint32_t item, int chunk, int chunks) {
     const uint32_t gate = shared + Traits::kGates + gates.stage * sizeof(GateBlock);
     const Operand<> k_tile = Operand<>::k_major(shared + Traits::kKeys + keys.stage * kTile);
     const Operand<> q_tile = Operand<>::k_major(shared + Traits::kQueries + queries.stage * kTile);
@@ -222,39 +196,22 @@ struct StateRole {
     const uint32_t value_place = values(pairs.stage);
 
     // S k^T, for all tokens of the chunk.
-    uint32_t a[32];
-    pack_state<T>(a, s);
     barrier_wait(shared + keys.of(Traits::kKeyFull), keys.parity);
-    const float total = load_shared_float(gate + offsetof(GateBlock, total));
-    wait_turn();
     float z[32];
     pin(z);
+    pin(a);
     wgmma_fence();
     multiply_state<T>(z, a, k_tile);
     wgmma_commit();
-    if (warp == 0 && chunk > 0 && chunk + 1 < chunks) {
-      if (fresh_lane() == 0) {
-        bulk_wait_read();
-        load_values(item, chunk + 1, pairs.stage ^ 1);
-      }
-      __syncwarp();
-    }
+
+    // Behind it: the outputs of the chunk before, V^T, and the decay of S.
+    if (chunk > 0) hand_over(o, pairs.stage ^ 1);
     const RowRange rows = item_rows(item, chunk, chunks);
     barrier_wait(value_full(pairs.stage), pairs.parity);
-    wgmma_wait<0>();
-    pin(z);
-    pin(a);
-    int lane = fresh_lane();
-    if (lane == 0) barrier_arrive(shared + keys.of(Traits::kKeyEmpty));
-
     uint32_t y[16];
-    const uint32_t from_start = gate + offsetof(GateBlock, from_start);
-    if (total == 0.0f || !rows.whole()) {
-      form_y<T, true>(y, z, value_place + value_offset(lane), from_start, rows, lane);
-    } else {
-      form_y<T, false>(y, z, value_place + value_offset(lane), from_start, rows, lane);
-    }
-    pass_turn();
+    int lane = fresh_lane();
+    load_columns(y, value_place + value_offset(lane));
+    const float total = load_shared_float(gate + offsetof(GateBlock, total));
     if (total == 0.0f) {
       // A reset: finite first (maximum and minimum drop a NaN), so that the product is 0. NOTE:
       // assigning 0 instead spills 112 bytes (nvcc 13.0).
@@ -264,30 +221,39 @@ struct StateRole {
     if (total != 1.0f) {
 #pragma unroll
       for (int e = 0; e < 64; ++e) s[e] *= total;
+      pin(s);
+    }
+    wgmma_wait<0>();
+    pin(z);
+    pin(a);
+    lane = fresh_lane();
+    if (lane == 0) barrier_arrive(shared + keys.of(Traits::kKeyEmpty));
+
+    const uint32_t from_start = gate + offsetof(GateBlock, from_start);
+    if (total == 0.0f || !rows.whole()) {
+      form_y<T, true>(y, z, from_start, rows, lane);
+    } else {
+      form_y<T, false>(y, z, from_start, rows, lane);
     }
 
-    // S += Y^T X, and behind it S q^T of the old state.
-    barrier_wait(shared + pairs.of(Traits::kXFull), pairs.parity);
-    pin(s);
-    pin(z);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_rs<T>(s, y + 4 * k, x_tile.at(k * 2048), 1);
-    wgmma_commit();
+    // S q^T of the old state, and behind it S += Y^T X.
     barrier_wait(shared + queries.of(Traits::kQueryFull), queries.parity);
     pin(z);
     wgmma_fence();
     multiply_state<T>(z, a, q_tile);
     wgmma_commit();
-    wgmma_wait<0>();
-    pin(z);
+    barrier_wait(shared + pairs.of(Traits::kXFull), pairs.parity);
     pin(s);
+    pin(y);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_rs<T>(s, y + 4 * k, x_tile.at(k * 2048), 1);
+    wgmma_commit();
+    wgmma_wait<1>();
+    pin(z);
     pin(a);
     lane = fresh_lane();
-    if (lane == 0) {
-      barrier_arrive(shared + pairs.of(Traits::kXEmpty));
-      barrier_arrive(shared + queries.of(Traits::kQueryEmpty));
-    }
+    if (lane == 0) barrier_arrive(shared + queries.of(Traits::kQueryEmpty));
 
     // O = scale G Q S^T + R Y.
     const uint32_t scaled = gate + offsetof(GateBlock, scaled);
@@ -302,11 +268,16 @@ struct StateRole {
 #pragma unroll
     for (int k = 0; k < 4; ++k) wgmma_rs<T, 0>(z, y + 4 * k, r_tile.at(k * 32), 1);
     wgmma_commit();
+    wgmma_wait<1>();
+    pin(s);
+    if (fresh_lane() == 0) barrier_arrive(shared + pairs.of(Traits::kXEmpty));
+    pack_state<T>(a, s);
     wgmma_wait<0>();
     pin(z);
     pin(y);
     if (fresh_lane() == 0) barrier_arrive(shared + pairs.of(Traits::kREmpty));
-    store_outputs(z, value_place, item, chunk, rows);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) o[i] = pack2<T>(z[2 * i], z[2 * i + 1]);
     keys.advance();
     queries.advance();
     gates.advance();
@@ -330,30 +301,42 @@ struct StateRole {
     return shared + Traits::kItems + items.stage * sizeof(ScanItem);
   }
 
-  // Waits for the item and sends for its first values; returns its chunks, 0 at the end.
+  // Waits for the item; returns its chunks, 0 at the end.
   __device__ __forceinline__ int begin_item() const {
     barrier_wait(shared + items.of(Traits::kItemFull), items.parity);
-    const int chunks = GDN_ITEM(item(), chunks);
-    if (warp == 0 && chunks > 0) {
-      if (fresh_lane() == 0) {
-        bulk_wait_read();
-        load_values(item(), 0, pairs.stage);
-        if (chunks > 1) load_values(item(), 1, pairs.stage ^ 1);
-      }
-      __syncwarp();
+    return GDN_ITEM(item(), chunks);
+  }
+
+  // A warp reads what the warp of its number has written in another block.
+  __device__ __forceinline__ int32_t* written(int32_t piece) const {
+    return p.pieces.written + piece * Traits::kStateWarps + 4 * group + warp;
+  }
+  __device__ __forceinline__ void await_state(int32_t piece) const {
+    if (piece < 0) return;
+    if (fresh_lane() == 0) {
+      while (load_acquire(written(piece)) == 0) __nanosleep(100);
     }
-    return chunks;
+    __syncwarp();
+  }
+  __device__ __forceinline__ void announce_state(int32_t piece) const {
+    if (piece < 0) return;
+    __threadfence();
+    __syncwarp();
+    if (fresh_lane() == 0) store_release(written(piece), 1);
   }
 
   __device__ __forceinline__ void run_chunks(float (&s)[64], uint32_t item, int chunks) {
+    await_state(GDN_ITEM(item, awaited));
     load_state(
         s, reinterpret_cast<const void*>(load_shared_u64(item + offsetof(ScanItem, state_in))),
         static_cast<DType>(GDN_ITEM(item, dtype_in)), state_offset(group, warp, fresh_lane()));
     int page_end = GDN_ITEM(item, page_end);
     int checkpoint = 0;
+    uint32_t a[32], o[16];
+    pack_state<T>(a, s);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      advance(s, item, chunk, chunks);
+      advance(s, a, o, item, chunk, chunks);
       // The last chunk ends a page only if its rows reach the end.
       if (chunk + 1 == page_end &&
           (chunk + 1 < chunks || GDN_ITEM(item, last_row) == static_cast<int>(kChunk))) {
@@ -362,27 +345,26 @@ struct StateRole {
         ++checkpoint;
       }
     }
+    hand_over(o, pairs.stage ^ 1);
   }
 
   __device__ __forceinline__ void run() {
-    if (group == 1) pass_turn();  // the first turn
     for (int chunks = begin_item(); chunks > 0;) {
       const uint32_t done = item(), done_empty = shared + items.of(Traits::kItemEmpty);
       float s[64];
       run_chunks(s, done, chunks);
       items.advance();
-      chunks = begin_item();  // its values are on their way while the state is stored
+      chunks = begin_item();
       void* state_out =
           reinterpret_cast<void*>(load_shared_u64(done + offsetof(ScanItem, state_out)));
       if (state_out != nullptr) {
         store_state(s, state_out, static_cast<DType>(GDN_ITEM(done, dtype_out)),
                     state_offset(group, warp, fresh_lane()));
       }
+      announce_state(GDN_ITEM(done, announced));
       __syncwarp();
       if (fresh_lane() == 0) barrier_arrive(done_empty);
     }
-    if (group == 0) wait_turn();  // the turn after the last
-    if (warp == 0 && fresh_lane() == 0) bulk_wait();
   }
 };
 

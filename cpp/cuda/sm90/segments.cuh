@@ -86,18 +86,6 @@ __device__ __forceinline__ SlabState choose_segments(const HopperParams& p,
           .num_summaries = __shfl_sync(kFullWarp, tally.summaries, winner)};
 }
 
-// By one warp of prepare: what the other kernels of the slab read.
-__device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
-  const SlabSequences all = slab_sequences(p, lane);
-  SlabState state = {};
-  if (p.segments.capacity > 0 && all.count <= kMaxCutSequences) {
-    state = choose_segments(p, all, lane);
-  }
-  if (state.segment_chunks == 0) state.num_parts = all.count;
-  state.sequences = all;
-  if (lane == 0) *p.state = state;
-}
-
 // ---- from numbers to parts ----------------------------------------------------------------------
 
 // Part `number` of a slab, by a whole warp. kSummary: counted in items of the summary, of which
@@ -205,6 +193,7 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
   item.q_head = p.heads.q_of(head);
   item.k_head = p.heads.k_of(head);
   item.v_head = p.heads.v_of(head);
+  item.awaited = item.announced = -1;
 
   item.page_end = INT_MAX;
   if (p.checkpoints) {

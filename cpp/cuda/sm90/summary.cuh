@@ -210,9 +210,11 @@ struct SummaryState {
     if (transition) {
       form_transition_y<T>(y, z, from_start, lane);
     } else if (total == 0.0f || !rows.whole()) {
-      form_y<T, true>(y, z, values + value_offset(lane), from_start, rows, lane);
+      load_columns(y, values + value_offset(lane));
+      form_y<T, true>(y, z, from_start, rows, lane);
     } else {
-      form_y<T, false>(y, z, values + value_offset(lane), from_start, rows, lane);
+      load_columns(y, values + value_offset(lane));
+      form_y<T, false>(y, z, from_start, rows, lane);
     }
     if (total == 0.0f) {
       // A reset, as in the scan.

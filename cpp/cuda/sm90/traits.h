@@ -43,9 +43,10 @@ struct alignas(16) ScanItem {
   int32_t q_head;
   int32_t k_head;
   int32_t v_head;
-  int32_t page_end;    // chunks up to the first page end; INT32_MAX: none
-  int32_t checkpoint;  // entry of that page end
-  int32_t unused;
+  int32_t page_end;      // chunks up to the first page end; INT32_MAX: none
+  int32_t checkpoint;    // entry of that page end
+  int32_t awaited;       // piece whose block leaves the state to begin with; -1: none
+  int32_t announced;     // own piece, where another block continues; -1: none
   const void* state_in;  // [128, 128] of this head; null: zero
   void* state_out;       // null: not stored
   int32_t dtype_in;      // DType
@@ -74,7 +75,8 @@ struct alignas(16) SlabState {
   int32_t num_parts;       // segments and whole sequences
   SlabSequences sequences;
   int32_t num_summaries;  // items of the summary per head
-  int32_t unused[3];
+  int32_t cut_items;      // items of the scan that are cut into a piece a block (pieces.cuh)
+  int32_t unused[2];
 };
 static_assert(sizeof(SlabState) == 48);
 
@@ -92,11 +94,19 @@ struct SegmentParams {
   bool demanded;  // cut where that is possible, not where it pays
 };
 
+// Where the scan shares items out in pieces.
+struct PieceParams {
+  float* states;     // [count, 128, 128]: the state where the first item of a piece is cut
+  int32_t* written;  // [count, state warps]: the warp's part of it is there
+  int32_t count;     // blocks of the scan; 0: no item is cut
+};
+
 // By value to all kernels.
 struct HopperParams {
   CUtensorMap q_map, k_map, v_map, output_map;
   PrefillParams call;
   SegmentParams segments;
+  PieceParams pieces;
   uint8_t* inverses;  // [slab_chunks, H, kInverseBytes]: That of a chunk, swizzled
   GateBlock* gates;   // [slab_chunks, H]
   SlabState* state;
@@ -115,6 +125,7 @@ GDN_HOST_DEVICE inline SlabRange slab_range(int32_t chunks, int32_t slab, int32_
 // Scan: two state warpgroups of 64 rows of V each, one auxiliary warpgroup, one loader warpgroup.
 struct ScanTraits {
   static constexpr int kStateGroups = 2;
+  static constexpr int kStateWarps = 4 * kStateGroups;
   static constexpr int kAuxGroup = kStateGroups;
   static constexpr int kLoaderGroup = kStateGroups + 1;
   static constexpr int kThreads = 128 * (kStateGroups + 2);
@@ -122,6 +133,7 @@ struct ScanTraits {
   static constexpr int kStateRegisters = 176;
   static constexpr int kAuxRegisters = 120;
   static constexpr int kLoaderRegisters = 40;
+  static constexpr int kLoaderWarps = 2;  // of its warpgroup; then a value warp a state group
 
   static constexpr int kKeyStages = 4;
   static constexpr int kQueryStages = 3;
@@ -150,7 +162,8 @@ struct ScanTraits {
   static constexpr int kInverseFull = kQueryEmpty + 8 * kQueryStages;
   static constexpr int kInverseEmpty = kInverseFull + 8 * kInverseStages;
   static constexpr int kValueFull = kInverseEmpty + 8 * kInverseStages;  // [group][stage]
-  static constexpr int kXFull = kValueFull + 8 * kPairStages * kStateGroups;
+  static constexpr int kOutputFull = kValueFull + 8 * kPairStages * kStateGroups;
+  static constexpr int kXFull = kOutputFull + 8 * kPairStages * kStateGroups;
   static constexpr int kXEmpty = kXFull + 8 * kPairStages;
   static constexpr int kRFull = kXEmpty + 8 * kPairStages;
   static constexpr int kREmpty = kRFull + 8 * kPairStages;
@@ -158,10 +171,8 @@ struct ScanTraits {
   static constexpr int kItemEmpty = kItemFull + 8 * kItemStages;
   static constexpr int kSharedBytes = kItemEmpty + 8 * kItemStages;
 
-  // Named barriers; 0 is __syncthreads.
-  static constexpr int kOutputSync = 1;                     // + state group
-  static constexpr int kTurn = kOutputSync + kStateGroups;  // + state group
-  static constexpr int kLoaderSync = kTurn + kStateGroups;
+  // Named barrier; 0 is __syncthreads.
+  static constexpr int kLoaderSync = 1;
 };
 static_assert(ScanTraits::kSharedBytes <= 232448);
 static_assert(2 * ScanTraits::kStateRegisters + ScanTraits::kAuxRegisters +
