@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gdn_paged
+from gdn_paged._bench.machine import cuda_reason
 
 
 def command(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
@@ -108,6 +109,25 @@ def test_bench_decode():
     done = command("bench", "decode", *BENCH, "--batches", "1,2", "--states", "float32")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("with slots made") == 2
+
+
+NO_GPU = "no CUDA kernels in this build" if not gdn_paged.has_cuda() else cuda_reason()
+
+
+@pytest.mark.skipif(bool(NO_GPU), reason=str(NO_GPU))
+def test_bench_and_explain_on_a_gpu(tmp_path):
+    rows = tmp_path / "rows.json"
+    few = ("--rounds", "1", "--heads", "2/8")
+    done = command("bench", "prefill", *few, "--lens", "1x256", "--json", str(rows))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(rows.read_text())
+    assert "served by cuda" in row["served"] and row["us"] >= row["floor_us"] > 0
+    done = command("bench", "decode", *few, "--batches", "4", "--compare", str(rows))
+    assert done.returncode == 0, done.stderr
+    assert "served by cuda" in done.stdout and "none of these rows" in done.stdout
+    for operation in ("prefill", "decode", "verify"):
+        done = command("explain", operation, "--head-dim", "64")
+        assert "served by" in done.stdout and "on CUDA" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is missing")
