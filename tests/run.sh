@@ -116,6 +116,11 @@ consumers() {  # projects that find the library in the installed wheel
   done
   "$work/cpp_engine/cpp_engine"
   "$work/cpp_engine/cpp_engine" --text python/gdn_paged/_demo/requests.txt
+  if command -v nvcc >/dev/null; then  # its CUDA half compiles and links; a GPU is not needed
+    cmake -S examples/cpp_engine -B "$work/cpp_engine_cuda" -G Ninja -DENGINE_CUDA=ON \
+      -Dgdn_paged_DIR="$cmake_dir"
+    cmake --build "$work/cpp_engine_cuda"
+  fi
 }
 
 repaired_wheel() {  # the extension modules again, over the library of the wheel, and auditwheel
