@@ -44,7 +44,7 @@ def _load(command: argparse.ArgumentParser, module_name: str) -> object:
     try:
         module = importlib.import_module(module_name, __package__)
     except ImportError as error:
-        print(f"gdn_paged: {error}; pip install 'gdn_paged[demo]'", file=sys.stderr)
+        print(f"gdn_paged: {error}; pip install numpy ml_dtypes", file=sys.stderr)
         sys.exit(2)
     module.add_arguments(command)
     return module.run

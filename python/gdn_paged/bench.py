@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         from ._bench.plot import check_plot
         from ._bench.report import read_recorded
     except ImportError as error:
-        print(f"gdn_paged bench: {error}; pip install 'gdn_paged[bench]'", file=sys.stderr)
+        print(f"gdn_paged bench: {error}; pip install numpy ml_dtypes", file=sys.stderr)
         return 2
     try:
         recorded = read_recorded(args.compare) if args.compare else None

@@ -8,7 +8,7 @@ from typing import Any
 from .operations import Row
 from .report import Recorded
 
-MISSING = "plot: needs matplotlib, which is not installed; pip install 'gdn_paged[bench]'"
+MISSING = "plot: needs matplotlib, which is not installed; pip install matplotlib"
 
 
 def check_plot(path: Path) -> None:
