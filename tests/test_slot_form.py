@@ -69,7 +69,11 @@ def test_slot_case(target, case, io):
 def test_any_slots(target, data):
     """Random rows; whatever a call may not read holds NaN."""
     case = data.draw(slot_prefills(target.device))
-    check(target, case, case.name, 0.0 if target.device == "cpu" else 0.1)
+    floor = 0.0 if target.device == "cpu" else 0.1
+    # cuda_portable multiplies fp16 operands as bf16: a small token sees that rounding in full.
+    if target.prefill_row == "cuda_portable" and case.name == "fp16":
+        floor = 0.25
+    check(target, case, case.name, floor)
 
 
 def test_allocated_final_state(target):

@@ -256,7 +256,7 @@ def test_device_of_tables(target):
     if target.device == "cpu":
         pytest.skip("one device")
     table = np.array([0, 2, 3, 4], np.int32)
-    prefill_base(target).refused(value("page_indptr", table, "CPU", label="host table"))
+    prefill_base(target).refused(value("page_indptr", table, "on cpu", label="host table"))
 
 
 @pytest.mark.parametrize("change", [

@@ -230,11 +230,6 @@ struct Scan {
 
   // ---- one chunk ----
 
-  // All threads of the block; warps of different roles meet here.
-  static __device__ __forceinline__ void meet() {
-    asm volatile("bar.sync 1, %0;" : : "n"(Traits::kThreads) : "memory");
-  }
-
   // Tokens [first, last) of a chunk, all of them unless it has resets.
   __device__ __forceinline__ void advance(State& s, int32_t chunk, int first, int last) const {
     const uint32_t stage = copies.stage(chunk);
@@ -244,7 +239,7 @@ struct Scan {
     uint32_t words[16];
     form_output(words, s, y, chunk);
     if (!Traits::kAhead && last == kChunk) {
-      meet();  // all warps are past V, Q and P
+      __syncthreads();  // all warps are past V, Q and P
       copies.copy_rest(chunk + 1);
     }
     store_output(words, chunk, first, last);
@@ -296,32 +291,12 @@ struct Scan {
     }
   }
 
-  // Warps that only copy.
-  __device__ __forceinline__ void run_copies() const {
-    for (int32_t chunk = block.begin; chunk < block.end; ++chunk) {
-      copy_wait_all();
-      meet();
-      copies.copy_keyed(chunk + 1);
-      if (!Traits::kAhead) meet();
-      copies.copy_rest(chunk + 1);
-    }
-  }
-
   // Tokens after a reset owe nothing to those before it, NaN and inf included. A zero factor would
   // not keep those out of a product, so a chunk with resets runs once per segment between them.
-  __device__ __forceinline__ void run_state() const {
-    State s;
-    load(s);
-    int32_t checkpoint = first_checkpoint();
+  __device__ __forceinline__ void run_chunk(State& s, int32_t chunk) const {
     int first = 0;  // token where the segment begins
 #pragma unroll 1
-    for (int32_t chunk = block.begin; chunk < block.end;) {
-      if (first == 0) {
-        copy_wait_all();
-        meet();
-        copies.copy_keyed(chunk + 1);
-        if (Traits::kAhead) copies.copy_rest(chunk + 1);
-      }
+    do {
       int last = kChunk;
       const uint4 words =
           load_shared4(copies.stage(chunk) + Traits::kGates + offsetof(GateRecord, resets));
@@ -335,30 +310,36 @@ struct Scan {
       }
       advance(s, chunk, first, last);
       first = last % static_cast<int>(kChunk);
-      if (first != 0) continue;
-      // A chunk that ends early ends no page.
-      if (chunk + 1 == checkpoint && block.last_row(chunk) == kChunk) {
-        store_checkpoint(s, chunk);
-        checkpoint += p.checkpoint_chunks;
-      }
-      ++chunk;
-    }
-    store_end(s);
+    } while (first != 0);
   }
 
   __device__ __forceinline__ void run() const {
-    const bool holds_state = this_warp() < Traits::kWarps;
+    const bool holds_state =
+        32 * Traits::kWarps == Traits::kThreads || this_warp() < Traits::kWarps;
     if (!block.live) {
       if (holds_state) zero_output();
       return;
     }
     copies.copy_keyed(block.begin);
     copies.copy_rest(block.begin);
-    if (holds_state) {
-      run_state();
-    } else {
-      run_copies();
+    State s;
+    if (holds_state) load(s);
+    int32_t checkpoint = first_checkpoint();
+#pragma unroll 1
+    for (int32_t chunk = block.begin; chunk < block.end; ++chunk) {
+      copy_wait_all();
+      __syncthreads();
+      copies.copy_keyed(chunk + 1);
+      if (Traits::kAhead) copies.copy_rest(chunk + 1);
+      if (!holds_state) continue;
+      run_chunk(s, chunk);
+      // A chunk that ends early ends no page.
+      if (chunk + 1 == checkpoint && block.last_row(chunk) == kChunk) {
+        store_checkpoint(s, chunk);
+        checkpoint += p.checkpoint_chunks;
+      }
     }
+    if (holds_state) store_end(s);
   }
 };
 

@@ -52,6 +52,7 @@ struct ScanTraits {
   static constexpr int kColumns = kWarpColumns * kStateWarps;
   static constexpr int kSplits = D / kColumns;
   static_assert(D % kColumns == 0);
+  static_assert(kAhead || kLoaders == 0, "copy warps miss the barrier inside a chunk");
 
   using KeyTile = Tile<2 * D>;
   using ValueTile = ColumnTile<kStateWarps>;
