@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Correctness, compute-sanitizer and benchmarks of a built wheel on a machine with a GPU. Builds
-# nothing there: python3 needs torch, pytest, pytest-xdist, hypothesis and ml_dtypes; cupy is taken
-# if present.
+# nothing there: python3 needs torch, pytest, pytest-xdist, hypothesis and ml_dtypes; cupy and jax
+# are taken if present.
 #
 #   tests/gpu.sh WHEEL OUT_DIR [STEP...]
 #
-# Steps: tests memcheck racecheck initcheck synccheck decode prefill; none given: all of them.
+# Steps: tests memcheck racecheck initcheck synccheck decode prefill jax; none given: all of them.
 # Every step writes OUT_DIR/STEP.log; the exit status is the number of failed steps.
 #   GDN_PAGED_GPU_TIMEOUT=N    seconds per step, default 300
 #   GDN_PAGED_GPU_TESTS=...    what pytest gets in the step `tests`, default "tests -n 4"
@@ -19,7 +19,7 @@ wheel=$(realpath "$1")
 mkdir -p "$2"
 out=$(realpath "$2")
 steps=("${@:3}")
-((${#steps[@]})) || steps=(tests memcheck racecheck initcheck synccheck decode prefill)
+((${#steps[@]})) || steps=(tests memcheck racecheck initcheck synccheck decode prefill jax)
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 site=$(mktemp -d)
@@ -43,6 +43,7 @@ for step in "${steps[@]}"; do
         --kernel-name kernel_substring=gdn "${pytest[@]}" "${small[@]}")
       ;;
     decode | prefill) command=(python3 "tests/bench/${step}_gpu.py" --out "$out/$step.json") ;;
+    jax) command=(python3 tests/bench/jax_dispatch.py --platform cuda --out "$out/jax.json") ;;
     *)
       echo "unknown step: $step" >&2
       exit 2

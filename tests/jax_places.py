@@ -40,12 +40,14 @@ class JaxArrays:
         return np.asarray(x)
 
 
-def jitted(function: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """`function` compiled with its options fixed and its pool donated, and the arrays it takes."""
+def jitted(
+    function: Any, arguments: dict[str, Any], donated: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """`function` to be compiled with its options fixed and its pool donated, and its arrays."""
     options = {name: x for name, x in arguments.items() if name in STATIC}
     arrays = {name: x for name, x in arguments.items() if name not in STATIC}
     fixed = functools.partial(function, **options)
-    return jax.jit(fixed, donate_argnames="state_pool"), arrays
+    return jax.jit(fixed, donate_argnames="state_pool" if donated else ()), arrays
 
 
 class JaxTarget(Target):

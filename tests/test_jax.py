@@ -1,6 +1,7 @@
 """`gdn_paged.jax`: the cases through `jax.jit`, pools in place, scan, shard_map."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -78,6 +79,12 @@ def test_case(place, case, io):
     assert not problems(case, result, truth_of(case, io), case_bars(case, place.device, io))
 
 
+def pool_copies(lowered, pool):
+    """The instructions of the compiled program that copy something of the pool's shape."""
+    shape = re.escape(f"f32[{','.join(map(str, pool.shape))}]")
+    return re.findall(rf"{shape}\S* (?:copy|copy-start)\(.*", lowered.compile().as_text())
+
+
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_pool_in_place(place, name, dim):
@@ -86,6 +93,7 @@ def test_pool_in_place(place, name, dim):
     function, arrays = jitted(getattr(gdn_paged.jax, f"paged_{name}"), arguments)
     pool = pool_of(place, 720, dim)
     address = pool.unsafe_buffer_pointer()
+    assert not pool_copies(function.lower(**arrays, state_pool=pool), pool)
     output, after = function(**arrays, state_pool=pool)
     assert after.unsafe_buffer_pointer() == address and pool.is_deleted()
     assert_close(place, (output, after), numpy_result(place, name, 720, dim))
@@ -97,6 +105,8 @@ def test_eager_call_keeps_its_pool(place, name):
     arguments = {"prefill": prefill_arguments, "decode": decode_arguments}[name](place, 720)
     pool = pool_of(place)
     before = np.array(pool)
+    function, arrays = jitted(getattr(gdn_paged.jax, f"paged_{name}"), arguments, donated=False)
+    assert pool_copies(function.lower(**arrays, state_pool=pool), pool)  # what donation saves
     result = getattr(gdn_paged.jax, f"paged_{name}")(**arguments, state_pool=pool)
     assert np.array_equal(pool, before) and not np.array_equal(result[1], before)
     assert_close(place, result, numpy_result(place, name, 720))
@@ -157,6 +167,7 @@ def test_scan(place):
     pool = pool_of(place)
     address = pool.unsafe_buffer_pointer()
     loop = jax.jit(lambda pool, changing: jax.lax.scan(step, pool, changing), donate_argnums=0)
+    assert not pool_copies(loop.lower(pool, changing), pool)
     pool, outputs = loop(pool, changing)
     assert pool.unsafe_buffer_pointer() == address
     single = pool_of(place)
