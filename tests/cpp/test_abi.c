@@ -1,4 +1,4 @@
-/* The layout of the structs is the one that callers were built with. */
+/* The layout of the structs is the one that callers were built with, and every function is there. */
 #include "check.h"
 #include "gdn_paged/gdn_paged.h"
 
@@ -7,6 +7,7 @@ int main(void) {
 /* A struct may have grown; what it had is where it was. */
 #define SIZE(type, size) CHECK(sizeof(type) >= (size));
 #define FIELD(type, field, offset) CHECK_EQUAL(offsetof(type, field), offset);
+#define FUNCTION(name) CHECK((void (*)(void))(name) != NULL);
 #include "abi_0_1.inc"
   CHECK_EQUAL(sizeof(gdn_status_t), 4);
   CHECK_EQUAL(GDN_FLOAT32, 2 << 8 | 32);
