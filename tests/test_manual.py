@@ -142,6 +142,8 @@ def test_command_line():
 @pytest.mark.parametrize("page", ["python/torch.md", "python/jax.md"])
 def test_examples_of_pages_run(page, tmp_path):
     pytest.importorskip(Path(page).stem)
+    if "jax" in page:
+        pytest.importorskip("gdn_paged._jax_ffi", reason="this build holds no XLA FFI handlers")
     blocks = BLOCK.findall((ROOT / page).read_text())
     ran = 0
     for (language, code), (following, text) in itertools.pairwise(blocks):
