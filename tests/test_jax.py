@@ -26,6 +26,7 @@ NUMPY = Target(NumpyArrays(), "cpu", "cpu")
 SPANS = (([5, 2], 60, 70), ([1], 0, 9), ([0, 3, 4], 40, 190))
 TABLE = page_table(64, *SPANS)
 DECODE_TABLE = page_table(64, ([5, 2], 64, 65), ([1], 8, 9), ([-1], 1, 2), decode=True)
+DECODE_CALL = make_decode(730, DECODE_TABLE, dim=64)
 
 
 def pytest_generate_tests(metafunc):
@@ -145,6 +146,25 @@ def test_decode_slots(place):
     plain = function(**arrays, state_pool=pool_of(place))
     for x, y in zip(function(**arrays, state_pool=pool_of(place), slots=slots), plain, strict=True):
         assert np.array_equal(place.bits(x), place.bits(y))
+
+
+def x64():
+    """64-bit types, which JAX has only on request."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # before jax 0.8
+
+    return enable_x64()
+
+
+def test_int64_tables(place):
+    expected = [place.bits(x) for x in place.decode(DECODE_CALL, pool_of(place), io_of(place))]
+    with x64():
+        tables = place.page_arguments(DECODE_TABLE, "int64")
+        assert {x.dtype.name for x in tables.values()} == {"int64"}
+        result = place.decode(DECODE_CALL, pool_of(place), io_of(place), options=tables)
+    for x, y in zip(result, expected, strict=True):
+        assert np.array_equal(place.bits(x), y)
 
 
 def step_arguments(place, steps):
