@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need into an environment of their own, builds the wheel, and runs every
-# check: lint, types, pytest, ctest, the C and C++ consumers, the command line, the examples.
+# check: lint, static analysis, types, pytest, ctest, the C and C++ consumers, the command line, the examples.
 # Stops at the first failure.
 #
 #   tests/run.sh
@@ -103,6 +103,14 @@ library() {  # the C++ side alone, as a packager builds it
   ctest --test-dir "$work/build" --no-tests=error
 }
 
+analysis() {  # the host code as it was just built; kernels once, for the instruction set of all
+  git ls-files 'cpp/core/*.cpp' 'cpp/cpu/*.cpp' | grep -v kernels_avx |
+    xargs -P 2 -n 5 clang-tidy -p "$work/build" --quiet --extra-arg=-fno-openmp
+  cppcheck --quiet --std=c++20 --language=c++ --enable=warning,performance --error-exitcode=1 \
+    --suppress=missingIncludeSystem --suppress=uninitMemberVarNoCtor \
+    -DGDN_PAGED_BUILD -I cpp -I cpp/include -j 2 cpp/core cpp/cpu
+}
+
 consumers() {  # projects that find the library in the installed wheel
   local cmake_dir project name
   cmake_dir=$(cd "$work" && python -m gdn_paged --cmake-dir)
@@ -150,6 +158,7 @@ step "lint and format" lint
 step "wheel" wheel
 step "types" mypy
 step "library and ctest" library
+step "static analysis" analysis
 step "consumers of the wheel" consumers
 step "repaired wheel" repaired_wheel
 step "check and demo" command_line

@@ -18,7 +18,7 @@ class Error : public std::exception {
       : status_(status) {
     va_list args;
     va_start(args, format);
-    std::vsnprintf(text_, sizeof text_, format, args);
+    (void)std::vsnprintf(text_, sizeof text_, format, args);  // a longer text is cut
     va_end(args);
   }
   gdn_status_t status() const { return status_; }
