@@ -130,6 +130,7 @@ def main() -> None:
     except RuntimeError:
         devices = []
     devices = devices[:2] if len(devices) > 1 else jax.devices("cpu")[:2]
+    jax.config.update("jax_default_device", devices[0])
     on_gpu = devices[0].platform == "gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     split, whole = (Layer(Mesh(np.array(d), ("heads",))) for d in (devices, devices[:1]))
@@ -147,19 +148,21 @@ def main() -> None:
     def addresses() -> list[int]:
         return [x.data.unsafe_buffer_pointer() for x in pools[0].addressable_shards]
 
-    at_first, lengths, worst = addresses(), [0] * len(PAGES), 0.0
+    lengths, worst, in_place = [0] * len(PAGES), 0.0, []
     for seed, new in enumerate([PROMPTS, *[[1] * len(PAGES)] * DECODE_STEPS]):
         step = prefill if max(new) > 1 else decode
         lengths = [n + m for n, m in zip(lengths, new, strict=True)]
         x = operands(step, seed, sum(new), dtype) | weights | tables(lengths, new)
         out, y, pools[0] = split(step, pools[0], x)
         expected_out, expected, pools[1] = whole(step, pools[1], x)
+        in_place.append(addresses())
         assert np.array_equal(np.asarray(y), np.asarray(expected)), "outputs differ"
         assert np.array_equal(np.asarray(pools[0]), np.asarray(pools[1])), "states differ"
         difference = jnp.linalg.norm(np.asarray(out) - np.asarray(expected_out))
         worst = max(worst, float(difference / np.linalg.norm(expected_out)))
         assert np.isfinite(expected_out).all() and np.abs(np.asarray(y, np.float32)).max() > 0
-    assert addresses() == at_first, "the pool was copied"
+    # Memory that came from outside of JAX is copied by the first call that is given it.
+    assert all(x == in_place[0] for x in in_place), "the pool was copied"
     assert worst < (1e-2 if on_gpu else 1e-5)
     print(f"2 {'cuda' if on_gpu else 'cpu'} devices: {len(PAGES)} sequences")
     print(f"heads          {NUM_V_HEADS}, {pools[0].addressable_shards[0].data.shape[1]} on each")

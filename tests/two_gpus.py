@@ -88,7 +88,7 @@ class Load:
         self.torch, self.device = torch, device
         generator = torch.Generator(device).manual_seed(780)
         tokens, state_heads, dim, page_size = batch * length, max(heads), 128, 1024
-        pages = -(-(length + 1) // page_size)
+        pages = -(-length // page_size)
 
         def normal(*shape: int):
             like = {"device": device, "dtype": torch.bfloat16}
