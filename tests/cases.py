@@ -32,14 +32,27 @@ def uniform(seed: int, shape: tuple[int, ...], low: float, high: float) -> np.nd
     return rounded(low + (high - low) * (U(seed, shape) + 1) / 2, "fp32")
 
 
-def make_prefill(seed: int, rows, heads=(2, 4), dim=64, **options) -> Prefill:
+class Defaults:
+    """`conftest.py` sets the head size that the target of a test serves."""
+
+    head_size = 64
+
+
+def head_dims(dim) -> tuple[int, int]:
+    """(K, V) of a head size, of a pair, or of the default."""
+    dim = Defaults.head_size if dim is None else dim
+    return dim if isinstance(dim, tuple) else (dim, dim)
+
+
+def make_prefill(seed: int, rows, heads=(2, 4), dim=None, **options) -> Prefill:
     """Unit q and k, v in [-1, 1), alpha in [0.9, 1), beta in [0.05, 0.95); bf16 values.
 
-    `heads` is (Hq, Hv) or (Hq, Hk, Hv), `dim` is D or (K, V); options replace fields.
+    `heads` is (Hq, Hv) or (Hq, Hk, Hv), `dim` is D, (K, V) or None for the default; options replace
+    fields.
     """
     Hq, Hv = heads[0], heads[-1]
     Hk = heads[1] if len(heads) == 3 else min(Hq, Hv)
-    K, V = dim if isinstance(dim, tuple) else (dim, dim)
+    K, V = head_dims(dim)
     T, H = int(rows.cu_seqlens[-1]), max(Hq, Hv)
     operands = {
         "q": rounded(unit(U(seed * 8 + 1, (T, Hq, K))), "bf16"),
@@ -55,7 +68,7 @@ def make_decode(seed: int, rows, heads=(2, 4), dim=128, **options) -> Decode:
     """One token per row from seeds `seed` .. `seed + 6`; bf16 operands, fp32 parameters."""
     Hq, Hv = heads[0], heads[-1]
     Hk = heads[1] if len(heads) == 3 else min(Hq, Hv)
-    K, V = dim if isinstance(dim, tuple) else (dim, dim)
+    K, V = head_dims(dim)
     B, H = (rows.num_seqs if isinstance(rows, PageTable) else len(rows.initial), max(Hq, Hv))
     operands = {
         "q": rounded(U(seed, (B, Hq, K)), "bf16"),
@@ -69,12 +82,14 @@ def make_decode(seed: int, rows, heads=(2, 4), dim=128, **options) -> Decode:
     return Decode(rows=rows, **(operands | options))
 
 
-def make_pool(seed: int, rows: int, heads: int, dim=64, dtype="fp32", amplitude=0.1) -> np.ndarray:
-    K, V = dim if isinstance(dim, tuple) else (dim, dim)
+def make_pool(
+    seed: int, rows: int, heads: int, dim=None, dtype="fp32", amplitude=0.1
+) -> np.ndarray:
+    K, V = head_dims(dim)
     return rounded(amplitude * U(seed * 8 + 6, (rows, heads, V, K)), dtype)
 
 
-def paged_case(name, seed, rows, page_size, *spans, heads=(2, 4), dim=64, pool=None, **options):
+def paged_case(name, seed, rows, page_size, *spans, heads=(2, 4), dim=None, pool=None, **options):
     """One prefill call over spans (page ids, tokens before, tokens after); `rows` of pool."""
     case_fields = {k: options.pop(k) for k in list(options) if k in Case.__dataclass_fields__}
     call = make_prefill(seed, page_table(page_size, *spans), heads, dim, **options)

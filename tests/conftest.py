@@ -7,6 +7,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cases import Defaults
 from targets import available_targets, is_unserved
 
 settings.register_profile(
@@ -46,6 +47,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, targets in choices.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, targets, ids=str, scope="session")
+
+
+@pytest.fixture(autouse=True)
+def head_size(request: pytest.FixtureRequest) -> None:
+    """Calls of a test have the head size that its target serves, or HEAD_SIZE of the module."""
+    names = {"target", "torch_cuda"} & set(request.fixturenames)
+    served = request.getfixturevalue(names.pop()).head_size if names else 64
+    Defaults.head_size = getattr(request.module, "HEAD_SIZE", served)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,8 +20,9 @@ SENTINEL = 123.0
 
 
 def is_unserved(error: BaseException) -> bool:
-    """Whether the forced row cuda_sm90 refused a head size that README gives to cuda_portable."""
-    return re.search(r"'cuda_sm90' refuses.*: head_dim is not 128$", str(error)) is not None
+    """Whether the forced row cuda_sm90 refused what README gives to cuda_portable."""
+    reason = "head_dim is not 128|not 16-byte rows|not aligned to pairs"
+    return re.search(f"'cuda_sm90' refuses.*: .*({reason})", str(error)) is not None
 
 
 @dataclass(eq=False)
@@ -43,6 +44,11 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.arrays.name}-{self.prefill_row}"
+
+    @property
+    def head_size(self) -> int:
+        """Of calls that name none."""
+        return 128 if self.prefill_row == "cuda_sm90" else 64
 
     @property
     def device(self) -> str:

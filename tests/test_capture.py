@@ -11,7 +11,7 @@ from cases import BATCH, make_decode, make_pool, make_prefill
 from compare import bars, relative_error
 from oracle import Oracle
 
-ROWS, H, D = 12, 4, 64
+ROWS, H = 12, 4
 STEPS = (([2, 7], 64, 65), ([0], 63, 64), ([5], 8, 9), ([4], 0, 1))
 NEXT = (([9, 3], 64, 65), ([1], 30, 31), ([6], 9, 10), ([8, 10], 100, 101))
 PADDED = (*NEXT[:3], ([-1], 1, 2)), (NEXT[0], ([-1], 1, 2), ([-1], 1, 2), ([-1], 1, 2))
@@ -44,7 +44,7 @@ def captured(target, function, arguments):
 def decode_arguments(target, call, rows):
     arguments = target.decode_arguments(call, "bf16")
     return arguments | {
-        "output": target.array(np.zeros((len(call.q), 1, H, D)), "bf16"),
+        "output": target.array(np.zeros((len(call.q), 1, *call.v.shape[1:])), "bf16"),
         "state_pool": target.pool(rows).view,
         "backend": target.decode_row,
     }
@@ -54,7 +54,7 @@ def decode_arguments(target, call, rows):
 def test_decode_graph_with_new_tables(torch_cuda, spans):
     """A replay reads the tables as they are then, padding rows included."""
     target, rows = torch_cuda, make_pool(600, ROWS, H)
-    call = make_decode(600, page_table(64, *STEPS, decode=True), dim=D)
+    call = make_decode(600, page_table(64, *STEPS, decode=True), dim=None)
     arguments = decode_arguments(target, call, rows)
     graph = captured(target, gdn_paged.gated_delta_rule_decode_paged, arguments)
     table = page_table(64, *spans, decode=True)
@@ -79,7 +79,7 @@ def test_prefill_graph_with_new_lengths(torch_cuda, at_capture):
     target, rows = torch_cuda, make_pool(601, ROWS, H)
     call = make_prefill(601, page_table(64, *BATCH))
     arguments = target.prefill_arguments(call, "bf16") | {
-        "output": target.array(np.zeros((199, H, D)), "bf16"),
+        "output": target.array(np.zeros(call.v.shape), "bf16"),
         "state_pool": target.pool(rows).view,
     }
     copy_tables(target, arguments, page_table(64, *at_capture))
@@ -100,7 +100,7 @@ def test_prefill_graph_with_new_lengths(torch_cuda, at_capture):
 def test_graph_of_a_whole_step(torch_cuda):
     """48 layers of decode that share `slots` in one graph; each layer has its own pool."""
     target, torch = torch_cuda, torch_cuda.arrays.torch
-    call = make_decode(602, page_table(64, *STEPS, decode=True), dim=D)
+    call = make_decode(602, page_table(64, *STEPS, decode=True), dim=None)
     starts = [make_pool(602 + i, ROWS, H) for i in range(48)]
     layers = [decode_arguments(target, call, rows) for rows in starts]
     slots = gdn_paged.gdn_paged_decode_slots(**target.page_arguments(call.rows))
@@ -135,11 +135,11 @@ def test_calls_allocate_nothing(torch_cuda):
     slots = gdn_paged.gdn_paged_prefill_slots(**table, page_size=64)
     plan = gdn_paged.prefill_plan(**arguments, slots=slots)
     size = gdn_paged.prefill_workspace_size(
-        3, 199, 2, 2, H, D, page_size=64, device="cuda", backend=target.prefill_row
+        3, 199, 2, 2, H, target.head_size, page_size=64, device="cuda", backend=target.prefill_row
     )
     scratch = torch.empty(size + 256, dtype=torch.uint8, device="cuda")
     arguments |= {
-        "output": target.array(np.zeros((199, H, D)), "bf16"),
+        "output": target.array(np.zeros(call.v.shape), "bf16"),
         "slots": slots,
         "plan": plan,
         "workspace": scratch[-scratch.data_ptr() % 256 :][:size],

@@ -10,6 +10,8 @@ from cases import U, make_decode, make_pool, make_prefill, uniform
 from compare import bars, relative_error
 from oracle import Oracle
 
+HEAD_SIZE = 64
+
 SPANS = ([4, 6], 64, 65), ([5], 16, 17), ([3, -1], 70, 71), ([1], 0, 1)
 
 

@@ -95,7 +95,10 @@ def test_number_of_threads_in_decode(cpu_target):
 
 def test_decode_rows_alone(target):
     spans = ([4, 6], 64, 65), ([5], 16, 17), ([1], 0, 1)
-    call, rows = make_decode(512, page_table(64, *spans, decode=True), dim=64), make_pool(512, 8, 4)
+    call, rows = (
+        make_decode(512, page_table(64, *spans, decode=True), dim=None),
+        make_pool(512, 8, 4),
+    )
     pool = target.pool(rows).view
     out = target.bits(target.decode(call, pool, "bf16")).copy()
     for i, span in enumerate(spans):

@@ -7,6 +7,8 @@ import gdn_paged
 from calls import page_table
 from cases import make_decode, make_pool, make_prefill
 
+HEAD_SIZE = 64
+
 OPERATIONS = ("prefill_paged", "prefill", "decode_paged", "decode", "verify_paged")
 TABLE = page_table(64, ([5, 2], 60, 70))
 
@@ -45,7 +47,7 @@ def test_explain_names_the_row(target):
 
 def test_explain_launches_nothing(target):
     arguments = arguments_of(target, make_prefill(550, TABLE))
-    output = target.array(np.full((10, 4, 64), 7.0), "bf16")
+    output = target.array(np.full((10, 4, HEAD_SIZE), 7.0), "bf16")
     before = target.bits(arguments["state_pool"]).copy()
     gdn_paged.explain(gdn_paged.chunk_gated_delta_rule_paged, **arguments, output=output)
     assert np.all(target.values(output) == 7)

@@ -134,7 +134,7 @@ def test_broken_decode_table(target, broken):
     if broken.name == "indptr decreases":
         # Row 0 now ends on page 1, whose owner is row 2: rows of one call must not share a write.
         broken = replace(broken, table=edited(GOOD_DECODE, indptr=(1, 9)))
-    call, rows = make_decode(531, GOOD_DECODE, dim=64), make_pool(531, ROWS, 4)
+    call, rows = make_decode(531, GOOD_DECODE, dim=None), make_pool(531, ROWS, 4)
     pools = [target.pool(rows).view for _ in range(2)]
     start = target.bits(pools[0]).copy()
     out = target.bits(target.decode(call, pools[0], "bf16"))
@@ -191,7 +191,7 @@ def test_broken_slots(target, name, value):
 )
 def test_broken_decode_slots(target, read, write):
     slots = DecodeSlots(np.array([read, 1]), np.array([write, 3]))
-    call, rows = make_decode(536, slots, dim=64), make_pool(536, ROWS, 4)
+    call, rows = make_decode(536, slots, dim=None), make_pool(536, ROWS, 4)
     view, truth = target.pool(rows).view, rows.copy()
     start = target.bits(view).copy()
     out, _ = target.slot_decode(call, "bf16", options={"initial_state": view})

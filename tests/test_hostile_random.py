@@ -57,7 +57,7 @@ def test_any_cu_seqlens(target, cu):
 
 @given(data=st.data())
 def test_any_decode_table(target, data):
-    call, rows = make_decode(534, GOOD_DECODE, (1, 2), 64), make_pool(534, ROWS, 2)
+    call, rows = make_decode(534, GOOD_DECODE, (1, 2), None), make_pool(534, ROWS, 2)
     table = replace(
         GOOD_DECODE,
         indices=np.array(data.draw(st.lists(wild, min_size=5, max_size=5))),

@@ -94,7 +94,7 @@ def test_torch_views(target):
 def test_pool_is_a_slice_of_a_cache(target):
     """The pool is one layer of a larger cache, [rows, layers, H, V, K]."""
     rows = make_pool(542, 7, 4)
-    cache = target.array(np.full((7, 3, 4, 64, 64), 9.0), "fp32")
+    cache = target.array(np.full((7, 3, *rows.shape[1:]), 9.0), "fp32")
     cache[:, 1] = target.array(rows, "fp32")
     out, _pool = prefill(target, pool=cache[:, 1])
     plain, plain_pool = prefill(target, pool=target.pool(rows).view)

@@ -126,7 +126,7 @@ def test_poison_stays_in_its_decode_row(target, value, where):
     for poisoned in (False, True):
         spans = ([0, 4], 64, 65), ([1], 30, 31), ([2], 9, 10)
         call, rows = (
-            make_decode(504, page_table(64, *spans, decode=True), dim=64),
+            make_decode(504, page_table(64, *spans, decode=True), dim=None),
             make_pool(504, 5, 4),
         )
         if poisoned and where == "page":
@@ -147,7 +147,7 @@ def test_stale_pages_are_never_read(target, pad):
         bits = []
         for stale in (0.0, np.nan):
             call = make_prefill(505, page_table(64, ([3, 1, 4], 64, 150), ([2], 0, 60 + pad)))
-            rows = make_pool(505, 6, 4, 64, dtype)
+            rows = make_pool(505, 6, 4, dtype=dtype)
             rows[[1, 4, 2]] = stale
             pool = target.pool(rows, dtype).view
             out = target.prefill(call, pool, "bf16")

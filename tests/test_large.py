@@ -44,7 +44,7 @@ def test_page_offsets_past_32_bits(target):
     pool = far_pool(target)
     for near, far in enumerate(far_ids):
         pool[far] = target.array(rows[near], "bf16")
-    call = make_prefill(113, page_table(64, *SPANS))
+    call = make_prefill(113, page_table(64, *SPANS), dim=64)
     out = target.prefill(call, pool, "bf16")
 
     small = target.pool(rows, "bf16").view

@@ -97,7 +97,7 @@ def test_prefill_call_refuses(target, broken):
     call = make_prefill(410, page_table(64, (list(range(9)), 0, max(tokens, 1))))
     call = replace(call.part(0, tokens, broken.table))
     pool = target.pool(make_pool(410, ROWS, 4)).view
-    output = target.array(np.full((tokens, 4, 64), 7.0), "bf16")
+    output = target.array(np.full(call.v.shape, 7.0), "bf16")
     before = target.bits(pool).copy()
     for mode in modes(target):
         options = {"validate": mode, "output": output}
@@ -113,9 +113,9 @@ def test_prefill_call_refuses(target, broken):
 
 @pytest.mark.parametrize("broken", DECODE, ids=str)
 def test_decode_call_refuses(target, broken):
-    call = make_decode(411, broken.table, dim=64)
+    call = make_decode(411, broken.table, dim=None)
     pool = target.pool(make_pool(411, ROWS, 4)).view
-    output = target.array(np.full((broken.table.num_seqs, 1, 4, 64), 7.0), "bf16")
+    output = target.array(np.full((broken.table.num_seqs, 1, *call.v.shape[1:]), 7.0), "bf16")
     before = target.bits(pool).copy()
     for mode in modes(target):
         with pytest.raises(ValueError) as error:
@@ -161,7 +161,7 @@ def test_empty_arrays_are_bounds(target):
             gdn_paged.chunk_gated_delta_rule_paged(**none, state_pool=pool, validate=mode)
         with pytest.raises(ValueError, match=r"page_indices\[0\] is 7, expected .* \[0, 0\)"):
             target.prefill(call, pool[:0], "bf16", options={"validate": mode})
-        decode = make_decode(416, GOOD_DECODE, dim=64)
+        decode = make_decode(416, GOOD_DECODE, dim=None)
         with pytest.raises(ValueError, match=r"page_indices\[0\] is 7, expected .* \[0, 0\)"):
             target.decode(decode, pool[:0], "bf16", options={"validate": mode})
 

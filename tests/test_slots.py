@@ -92,7 +92,7 @@ def test_prefill_with_slots_is_the_same_call(target):
 
 def test_decode_with_slots_is_the_same_call(target):
     spans = ([4, 6], 64, 65), ([5], 16, 17), ([3, -1], 70, 71), ([1], 0, 1)
-    call = make_decode(115, page_table(64, *spans, decode=True), dim=64)
+    call = make_decode(115, page_table(64, *spans, decode=True), dim=None)
     slots = gdn_paged.gdn_paged_decode_slots(**target.page_arguments(call.rows))
     bits = []
     for options in ({}, {"slots": slots}):
@@ -110,7 +110,7 @@ def test_slots_serve_every_layer(target):
     )
     for heads, dtype in (((2, 4), "fp32"), ((4, 4), "bf16"), ((1, 3), "fp16")):
         call = make_prefill(150, table, heads)
-        pools = [target.pool(make_pool(150, 16, call.heads, 64, dtype), dtype).view for _ in "ab"]
+        pools = [target.pool(make_pool(150, 16, call.heads, dtype=dtype), dtype).view for _ in "ab"]
         outs = [
             target.prefill(call, pool, "bf16", options=options)
             for pool, options in zip(pools, ({}, {"slots": slots}), strict=True)

@@ -13,7 +13,9 @@ import gdn_paged
 from calls import page_table
 from cases import make_decode, make_pool, make_prefill
 
-ROWS, H, D, T, B = 8, 4, 64, 10, 3
+HEAD_SIZE = 64
+
+ROWS, H, D, T, B = 8, 4, HEAD_SIZE, 10, 3
 
 
 @dataclass(frozen=True)
