@@ -1,6 +1,9 @@
 """CUDA graphs: calls captured once and replayed with other tables, lengths and pages; no memory."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,3 +155,65 @@ def test_calls_allocate_nothing(torch_cuda):
     torch.cuda.synchronize()
     after = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()[0]
     assert after == before
+
+
+FIRST_USE = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+import gdn_paged
+from calls import page_table
+from cases import make_decode, make_pool
+from targets import Target
+from two_gpus import TorchFrame
+
+device, other = {device}, {other}
+target = Target(TorchFrame(device), "auto", "cuda")
+step = page_table(64, ([2, 7], 64, 65), ([0], 63, 64), decode=True)
+arguments = target.decode_arguments(make_decode(775, step, dim=128), "bf16")
+arguments["state_pool"] = target.pool(make_pool(775, 8, 4, 128)).view
+arguments["output"] = torch.zeros_like(arguments["v"])
+plain = {{x: y.clone() if isinstance(y, torch.Tensor) else y for x, y in arguments.items()}}
+gdn_paged.preload(other) if other is not None else None
+
+def capture():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
+        try:
+            gdn_paged.gated_delta_rule_decode_paged(**arguments)
+        except RuntimeError as error:
+            return str(error)
+    return graph
+
+with torch.cuda.device(device):
+    torch.cuda.synchronize()
+    print("first:", capture())
+    torch.cuda.synchronize()
+gdn_paged.preload(device)
+assert torch.cuda.current_device() == 0
+with torch.cuda.device(device):
+    graph = capture()
+graph.replay()
+gdn_paged.gated_delta_rule_decode_paged(**plain)
+torch.cuda.synchronize(device)
+for name in ("output", "state_pool"):
+    assert torch.equal(arguments[name], plain[name]) and plain[name].any(), name
+print("same")
+"""
+
+
+def check_first_use(device: int, other: int | None = None) -> None:
+    """In a fresh process: the first call on `device` within a capture says so (`other` is loaded
+    before), and after preload it is captured."""
+    tests = str(Path(__file__).parent)
+    script = FIRST_USE.format(tests=tests, device=device, other=other)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    expected = f"first use of CUDA device {device} inside a graph capture"
+    assert expected in done.stdout, done.stdout + done.stderr
+    assert done.stdout.strip().endswith("same"), done.stdout + done.stderr
+
+
+def test_first_use_inside_a_capture(torch_cuda):
+    check_first_use(0)

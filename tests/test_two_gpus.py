@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from cases import BATCH, make_decode, make_pool, make_prefill
 from compare import bars, relative_error
 from oracle import Oracle
 from targets import Target
+from test_capture import check_first_use
 from two_gpus import FRAMES, TorchFrame, needs_torch, needs_two
 
 ROWS, H, D = 12, 4, 128
@@ -160,60 +158,10 @@ def test_stream_of_another_device_is_refused():
     assert np.array_equal(target.bits(pool), before)
 
 
-PRELOADED = """
-import sys
-sys.path.insert(0, {tests!r})
-import torch
-import gdn_paged
-from calls import page_table
-from cases import make_decode, make_pool
-from targets import Target
-from test_two_gpus import D, H, ROWS, STEPS
-from two_gpus import TorchFrame
-
-target = Target(TorchFrame(1), "auto", "cuda")
-step = page_table(64, *STEPS, decode=True)
-arguments = target.decode_arguments(make_decode(775, step, dim=D), "bf16")
-arguments["state_pool"] = target.pool(make_pool(775, ROWS, H, D)).view
-arguments["output"] = torch.zeros_like(arguments["v"])
-plain = {{x: y.clone() if isinstance(y, torch.Tensor) else y for x, y in arguments.items()}}
-gdn_paged.preload(0)
-
-def capture():
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream(1)):
-        try:
-            gdn_paged.gated_delta_rule_decode_paged(**arguments)
-        except RuntimeError as error:
-            return str(error)
-    return graph
-
-with torch.cuda.device(1):
-    torch.cuda.synchronize()
-    print("first:", capture())
-    torch.cuda.synchronize()
-gdn_paged.preload(1)
-assert torch.cuda.current_device() == 0
-with torch.cuda.device(1):
-    graph = capture()
-graph.replay()
-gdn_paged.gated_delta_rule_decode_paged(**plain)
-torch.cuda.synchronize(1)
-for name in ("output", "state_pool"):
-    assert torch.equal(arguments[name], plain[name]), name
-print("same")
-"""
-
-
 @needs_torch
 def test_preload_is_per_device():
     """Loading device 0 does not load device 1, whose first call in a capture says so."""
-    script = PRELOADED.format(tests=str(Path(__file__).parent))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
-    )
-    assert "first use of CUDA device 1 inside a graph capture" in done.stdout, done.stderr
-    assert done.stdout.strip().endswith("same"), done.stdout + done.stderr
+    check_first_use(1, other=0)
 
 
 @needs_torch
