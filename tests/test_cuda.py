@@ -73,6 +73,28 @@ def test_200_repeats(torch_cuda):
         assert torch.equal(out, first[0]) and torch.equal(pool, first[1])
 
 
+def test_items_cut_between_blocks(torch_cuda):
+    """160 sequence-heads on 132 multiprocessors: a row may cut some, and no bit may show it."""
+    target, lengths, page = torch_cuda, (1100, 1216, 1024, 1290, 1170), 256
+    spans, row = [], 0
+    for n in lengths:
+        pages = -(-n // page)
+        spans.append((list(range(row, row + pages)), 0, n))
+        row += pages
+    call = make_prefill(607, page_table(page, *spans), (4, 32), 128)
+    options = {"deterministic": "batch"}
+    pool = target.pool(np.zeros((row, 32, 128, 128))).view
+    out = target.bits(target.prefill(call, pool, "bf16", options=options)).copy()
+    states, begin = target.bits(pool).copy(), 0
+    for span in spans:
+        alone = call.part(begin, begin + span[2], page_table(page, span))
+        view = target.pool(np.zeros((row, 32, 128, 128))).view
+        own = target.bits(target.prefill(alone, view, "bf16", options=options))
+        assert np.array_equal(own, out[begin : begin + span[2]])
+        assert np.array_equal(target.bits(view)[span[0]], states[span[0]])
+        begin += span[2]
+
+
 @pytest.mark.parametrize("prefix", [0, 37])
 def test_ragged_lengths_end(torch_cuda, prefix):
     """Lengths that hung another kernel; 200 runs, the same bytes each time."""
