@@ -17,10 +17,19 @@ def library() -> Path:
     return next((Path(spec.origin).parent / "lib").glob("libgdn_paged.so*"))
 
 
+def cuobjdump() -> str | None:
+    """That of the CUDA toolkit in PATH, else of the package nvidia-cuda-cuobjdump."""
+    found = shutil.which("cuobjdump")
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or ()) if spec and not found else ():
+        found = next((str(tool) for tool in Path(place).glob("*/bin/cuobjdump")), None)
+    return found
+
+
 def test_no_stack_no_local_memory():
-    tool = shutil.which("cuobjdump")
+    tool = cuobjdump()
     if tool is None:
-        pytest.skip("cuobjdump of the CUDA toolkit is not in PATH")
+        pytest.skip("there is no cuobjdump, neither in PATH nor as a package")
     command = [tool, "-res-usage", str(library())]
     report = subprocess.run(command, capture_output=True, text=True)
     if "does not contain device code" in report.stdout + report.stderr:
