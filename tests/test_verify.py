@@ -197,8 +197,9 @@ def conflicts(call: Verify, waiting) -> bool:
     for b in range(call.num_seqs):
         found = rules.resolve(call, b, waiting, 3, ROWS)
         tokens += range(found[0], found[0] + found[1])
+        slot = b if call.draft_indices is None else int(call.draft_indices[b])
+        slots += [slot] if slot >= 0 else []  # also of a broken one: what it finds there may be new
         if len(found) > 2:
-            slots += [found[2]] if found[2] >= 0 else []
             own = {row for _, row in found[5] if row >= 0}
             written += own
             read += [found[4]] if found[4] >= 0 and found[4] not in own else []
