@@ -87,7 +87,7 @@ class Host:
 
 
 class Cuda(Host):
-    """torch on a GPU; memory is what the device has given out."""
+    """torch on a GPU."""
 
     def __init__(self, tokens: Tokens, pages: int):
         import torch
@@ -111,8 +111,8 @@ class Cuda(Host):
         return self.pool[page].double().cpu().numpy()
 
     def memory(self) -> float:
-        free, total = self.torch.cuda.mem_get_info()
-        return (total - free) / 2**20
+        """Of the host and of torch: what the card has given out is others' too."""
+        return super().memory() + self.torch.cuda.memory_reserved() / 2**20
 
 
 @dataclass
