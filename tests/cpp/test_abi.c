@@ -1,4 +1,4 @@
-/* The layout of the structs is the one that callers were built with, and every function is there. */
+/* The structs have the layout that callers were built with, and every function is there. */
 #include "check.h"
 #include "gdn_paged/gdn_paged.h"
 
