@@ -169,7 +169,7 @@ def measure_decode(
     calls = inputs.calls()
     calls["given"](0)
     us = machine.times_us(calls, inputs.repeats, rounds)
-    host = machine.host_us(calls["given"], 200)
+    host = machine.host_us(calls["given"], 50)
     served = gdn_paged.explain(gdn_paged.gated_delta_rule_decode_paged, **inputs.arguments(0))
     return {
         "heads": heads,

@@ -108,16 +108,20 @@ def graph_us(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def host_us(step: Step, calls: int = 200) -> float:
-    """Host microseconds of one eager call, without waiting for the device."""
+def host_us(step: Step, calls: int = 50, rounds: int = 9) -> float:
+    """Host microseconds of one eager call, without waiting for the device: median of the rounds.
+
+    The device is idle before a round, so that none waits for a place in the queue."""
     step(0)
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            step(0)
+        times.append((time.perf_counter() - start) / calls)
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        step(0)
-    seconds = (time.perf_counter() - start) / calls
-    torch.cuda.synchronize()
-    return seconds * 1e6
+    return statistics.median(times) * 1e6
 
 
 def copy_bandwidth(gib: int = 2) -> float:
