@@ -58,9 +58,10 @@ struct DecodeCuts {
     int64_t window = 128 * KiB, block = 32 * KiB;
     cut.evict_first = bytes_per_sm < 600 * KiB;
     cut.split_tail = bytes_per_sm >= 480 * KiB;
-    if (kWide && bytes_per_sm >= 120 * KiB && bytes_per_sm < 600 * KiB) {
+    if (kWide && bytes_per_sm >= 400 * KiB && bytes_per_sm < 600 * KiB) {
+      window = 96 * KiB;
+    } else if (kWide && bytes_per_sm >= 120 * KiB && bytes_per_sm < 400 * KiB) {
       block = 64 * KiB;
-      cut.split_tail = false;
     } else if (kWide && bytes_per_sm >= 3000 * KiB) {
       window = 96 * KiB;
       cut.prefetch_groups = kMaxGroups;
