@@ -112,7 +112,9 @@ struct CombineWork {
   }
 
   __device__ __forceinline__ void step(CombineTile (&s)[kTiles], const Map& map, int buffer) const {
-    CombineTile large[kTiles] = {}, small[kTiles] = {};
+    // Chains of products are short where few of them run side by side.
+    constexpr int kChains = kTiles == 1 ? 2 : 1;
+    CombineTile large[kTiles] = {}, small[kChains][kTiles] = {};
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
 #pragma unroll
@@ -124,8 +126,8 @@ struct CombineWork {
         for (int i = 0; i < 2; ++i) {
           const uint4& m = map.m[k][i];
           multiply_add<bf16>(large[r][i], a_hi, m.x, m.y);
-          multiply_add<bf16>(small[r][i], a_hi, m.z, m.w);
-          multiply_add<bf16>(small[r][i], a_lo, m.x, m.y);
+          multiply_add<bf16>(small[0][r][i], a_hi, m.z, m.w);
+          multiply_add<bf16>(small[kChains - 1][r][i], a_lo, m.x, m.y);
         }
       }
     }
@@ -136,7 +138,9 @@ struct CombineWork {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           // Selected, so that a state that is not finite ends at a reset.
-          const float sum = large[r][i][e] + small[r][i][e] + map.n[r][i][e];
+          float rest = small[0][r][i][e];
+          if constexpr (kChains == 2) rest += small[1][r][i][e];
+          const float sum = large[r][i][e] + rest + map.n[r][i][e];
           s[r][i][e] = map.reset ? map.n[r][i][e] : sum;
         }
       }
@@ -174,19 +178,14 @@ __global__ void __launch_bounds__(CombineTraits<kTiles>::kThreads, 1)
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   dependency_wait();
   allow_dependents();
-  const SlabState state = *p.state;
-  const SlabSequences all = state.sequences;
-  const int32_t segment_chunks = state.segment_chunks;
+  const int32_t segment_chunks = p.state->segment_chunks, sequences = p.state->sequences.count;
+  const int32_t low = p.state->segments[lane], high = p.state->segments[lane + 32];
   if (segment_chunks == 0) return;
   const int32_t heads = p.call.heads.state;
   const int32_t blocks = heads * Traits::kBlocksPerHead;  // of one sequence
   int32_t first_place = 0, work_begin = 0, next = blockIdx.x;
-  int32_t counts = 0;  // of this lane's sequence among 32
-  for (int32_t sequence = 0; sequence < all.count; ++sequence) {
-    if (sequence % 32 == 0) {
-      counts = divide_up(lane_chunks(p, all, sequence + lane), segment_chunks);
-    }
-    const int32_t count = __shfl_sync(kFullWarp, counts, sequence % 32);
+  for (int32_t sequence = 0; sequence < sequences; ++sequence) {
+    const int32_t count = __shfl_sync(kFullWarp, sequence < 32 ? low : high, sequence % 32);
     if (count < 2) continue;
     for (; next < work_begin + blocks; next += gridDim.x) {
       const int32_t i = next - work_begin;

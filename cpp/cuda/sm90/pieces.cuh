@@ -42,12 +42,25 @@ __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
   if (p.segments.capacity > 0 && all.count <= kMaxCutSequences) {
     state = choose_segments(p, all, lane);
   }
-  if (state.segment_chunks == 0) {
+  const int32_t length = state.segment_chunks;
+  if (length == 0) {
     state.num_parts = all.count;
     state.cut_items = choose_cut_items(p, all, lane);
   }
-  state.sequences = all;
-  if (lane == 0) *p.state = state;
+  SlabState& shared = *p.state;
+  for (int32_t i = lane; i < kMaxCutSequences; i += 32) {
+    const int32_t pieces = length > 0 ? (lane_chunks(p, all, i) + length - 1) / length : 0;
+    shared.segments[i] = static_cast<uint16_t>(pieces);
+  }
+  if (lane == 0) {
+    shared.next_item = 0;
+    shared.next_summary = 0;
+    shared.segment_chunks = length;
+    shared.num_parts = state.num_parts;
+    shared.sequences = all;
+    shared.num_summaries = state.num_summaries;
+    shared.cut_items = state.cut_items;
+  }
   for (int i = lane; i < p.pieces.count * ScanTraits::kStateWarps; i += 32) {
     p.pieces.written[i] = 0;
   }

@@ -10,22 +10,21 @@ namespace gdn {
 namespace {
 
 // Shorter sequences do not pay for the two kernels of segments.
-constexpr int64_t kLeastCutTokens = 1024;
+constexpr int64_t kLeastCutTokens = 2048;
 
 using sm90::GateBlock;
 using sm90::HopperParams;
 
 // Segments that sequences may be cut into, from host integers; 0: the kernels of segments are not
-// launched. Two waves of segments are more than pays (README.md), and a batch that fills the GPU
-// with uncut sequences has nothing to gain.
+// launched. More than two waves of them never pay (README.md).
 int32_t segment_bound(const PrefillProblem& p) {
-  constexpr int64_t kSegmentHeads = 264;
+  const int32_t heads = p.heads.state, blocks = device_info(p.device.id).num_sms;
   const int64_t longest = p.max_seqlen > 0 ? std::min(p.max_seqlen, p.num_tokens) : p.num_tokens;
-  if (p.use_cp == GDN_CP_OFF || p.batch_invariant || longest <= 2 * kChunk) return 0;
-  const int64_t bound = kSegmentHeads / p.heads.state;
-  if (p.use_cp == GDN_CP_ON) return static_cast<int32_t>(std::max<int64_t>(bound, 4));
-  const bool few = entry_bound(p) * p.heads.state <= kSegmentHeads;
-  return few && longest >= kLeastCutTokens ? static_cast<int32_t>(bound) : 0;
+  const int64_t chunks = std::min(longest, (longest + 62) / kChunk + 1);
+  if (p.use_cp == GDN_CP_OFF || p.batch_invariant || chunks < 2) return 0;
+  const bool pays = longest >= kLeastCutTokens &&
+                    sm90::may_pay(static_cast<int32_t>(chunks), chunk_bound(p), heads, blocks);
+  return pays || p.use_cp == GDN_CP_ON ? std::max(2 * blocks / heads, 2) : 0;
 }
 
 sm90::SegmentParams segment_limits(const PrefillProblem& p) {
@@ -120,11 +119,16 @@ int32_t host_chunks(const PrefillProblem& p, int64_t b) {
 int32_t expected_segment_chunks(const PrefillProblem& p) {
   const sm90::SegmentParams limits = segment_limits(p);
   int32_t longest = 0, present = 0;
+  int64_t all = 0;
   for (int64_t b = 0; b < p.num_seqs; ++b) {
-    longest = std::max(longest, host_chunks(p, b));
-    present += host_chunks(p, b) > 0;
+    const int32_t chunks = host_chunks(p, b);
+    longest = std::max(longest, chunks);
+    present += chunks > 0;
+    all += chunks;
   }
-  if (longest < 2 || present > sm90::kMaxCutSequences) return 0;
+  const bool wanted =
+      limits.demanded || sm90::may_pay(longest, all, p.heads.state, limits.num_blocks);
+  if (longest < 2 || present > sm90::kMaxCutSequences || !wanted) return 0;
   int32_t best_chunks = 0;
   float best = sm90::kNoWay;
   for (int32_t pieces = 1; pieces <= sm90::kMaxPieces; ++pieces) {

@@ -63,7 +63,9 @@ __device__ __forceinline__ SlabState choose_segments(const HopperParams& p,
                                                      const SlabSequences& all, int lane) {
   int32_t longest = max(lane_chunks(p, all, lane), lane_chunks(p, all, lane + 32));
   longest = __reduce_max_sync(kFullWarp, longest);
-  if (longest < 2) return {};
+  const int32_t chunks = all.slab.end - all.slab.begin, heads = p.call.heads.state;
+  const bool wanted = p.segments.demanded || may_pay(longest, chunks, heads, p.segments.num_blocks);
+  if (longest < 2 || !wanted) return {};
   const int32_t length = candidate_chunks(p.segments, longest, lane + 1);
   SegmentTally tally = {};
   for (int32_t base = 0; base < all.count; base += 32) {
@@ -72,7 +74,7 @@ __device__ __forceinline__ SlabState choose_segments(const HopperParams& p,
       tally.add(__shfl_sync(kFullWarp, own, i), length);
     }
   }
-  const float cost = segment_cost(p.segments, tally, p.call.heads.state, longest, length);
+  const float cost = segment_cost(p.segments, tally, heads, longest, length);
   // The shortest time of all lanes, and the first lane that has it.
   float best = cost;
 #pragma unroll

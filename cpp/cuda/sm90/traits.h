@@ -60,6 +60,9 @@ struct SlabRange {
   int32_t end;
 };
 
+// More sequences than this in one slab fill the GPU, or share it too evenly to be cut.
+inline constexpr int32_t kMaxCutSequences = 64;
+
 // The sequences of one slab.
 struct SlabSequences {
   SlabRange slab;
@@ -77,8 +80,9 @@ struct alignas(16) SlabState {
   int32_t num_summaries;  // items of the summary per head
   int32_t cut_items;      // items of the scan that are cut into a piece a block (pieces.cuh)
   int32_t unused[2];
+  uint16_t segments[kMaxCutSequences];  // of each sequence, where some are cut
 };
-static_assert(sizeof(SlabState) == 48);
+static_assert(sizeof(SlabState) == 48 + 2 * kMaxCutSequences);
 
 inline constexpr int kTransitionVectors = 8 * 16 * 32;  // of 16 bytes: one M
 
