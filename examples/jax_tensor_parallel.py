@@ -157,11 +157,11 @@ def main() -> None:
         expected_out, expected, pools[1] = whole(step, pools[1], x)
         in_place.append(addresses())
         assert np.array_equal(np.asarray(y), np.asarray(expected)), "outputs differ"
-        assert np.array_equal(np.asarray(pools[0]), np.asarray(pools[1])), "states differ"
         difference = jnp.linalg.norm(np.asarray(out) - np.asarray(expected_out))
         worst = max(worst, float(difference / np.linalg.norm(expected_out)))
         assert np.isfinite(expected_out).all() and np.abs(np.asarray(y, np.float32)).max() > 0
-    # Memory that came from outside of JAX is copied by the first call that is given it.
+    # A pool that NumPy looks at is copied by the call that is given it: so not in the loop.
+    assert np.array_equal(np.asarray(pools[0]), np.asarray(pools[1])), "states differ"
     assert all(x == in_place[0] for x in in_place), "the pool was copied"
     assert worst < (1e-2 if on_gpu else 1e-5)
     print(f"2 {'cuda' if on_gpu else 'cpu'} devices: {len(PAGES)} sequences")
