@@ -6,7 +6,7 @@ bf16, head size 128, pages of 1024 tokens in shuffled order, fp32 pool, empty pr
 and output are given. Unit q and k, v ~ N(0, 1), log gate logsigmoid(N) / 16 for three quarters of
 the heads and 0 for the rest, beta sigmoid(N). Median over rounds of graph replays of at least
 20 ms. The JSON is a list of {"hq", "hv", "lens", "us", "us_in_call", "host_us"}; us_in_call has
-slots and plan made inside the call.
+slots and plan made inside the call; with --burst also "burst_us", two replays on a rested card.
 """
 
 from __future__ import annotations
@@ -103,10 +103,11 @@ class PrefillInputs:
         return {"given": given, "in_call": in_call}
 
 
-def measure(hq: int, hv: int, lens: str, backend: str) -> dict[str, object]:
+def measure(hq: int, hv: int, lens: str, backend: str, burst: bool) -> dict[str, object]:
     calls = PrefillInputs(lengths_of(lens), hq, hv).calls(backend)
+    burst_us = {"burst_us": timing.burst_us(calls["given"])} if burst else {}
     us = timing.graph_us(calls, repeats=1)
-    return {
+    return burst_us | {
         "hq": hq,
         "hv": hv,
         "lens": lens,
@@ -121,17 +122,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", default=",".join(HEADS), help="names of head layouts")
     parser.add_argument("--lens", default=",".join(LENGTHS))
+    parser.add_argument("--burst", action="store_true", help="also time a rested card")
     parser.add_argument("--backend", default="cuda_portable", help='a kernel row, or "auto"')
     args = parser.parse_args()
     print(torch.cuda.get_device_name(), args.backend, flush=True)
     rows = []
     for name in args.rows.split(","):
         for lens in args.lens.split(","):
-            row = measure(*HEADS[name], lens, args.backend)
+            row = measure(*HEADS[name], lens, args.backend, args.burst)
             rows.append(row)
             print(
                 f"{name:6s} {row['hq']:2d}/{row['hv']:2d} {lens:11s} {row['us']:8.1f} us,",
                 f"{row['us_in_call']:8.1f} us with slots and plan, host {row['host_us']:5.1f} us",
+                f"burst {row['burst_us']:8.1f} us" if args.burst else "",
                 flush=True,
             )
             torch.cuda.empty_cache()
