@@ -22,6 +22,7 @@ int32_t segment_bound(const PrefillProblem& p) {
   const int64_t longest = p.max_seqlen > 0 ? std::min(p.max_seqlen, p.num_tokens) : p.num_tokens;
   const int64_t chunks = std::min(longest, (longest + 62) / kChunk + 1);
   if (p.use_cp == GDN_CP_OFF || p.batch_invariant || chunks < 2) return 0;
+  if (heads > 2 * blocks) return 0;  // they fill the GPU, and two segments of them much memory
   const bool pays = longest >= kLeastCutTokens &&
                     sm90::may_pay(static_cast<int32_t>(chunks), chunk_bound(p), heads, blocks);
   return pays || p.use_cp == GDN_CP_ON ? std::max(2 * blocks / heads, 2) : 0;
