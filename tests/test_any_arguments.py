@@ -62,7 +62,7 @@ arrays = st.builds(
 )
 others = st.sampled_from(
     [None, True, False, "", "auto", "cpu", "linear", "host", b"x", 1.5, float("nan"), -0.0, 1e400,
-     object(), [], [0, 1, 2], (0, 1), {}, range(3), 1j, np.int32(3), np.float32(2), NotImplemented,
+     object(), [], [0, 1, 2], (0, 1), {}, range(3), 1j, np.int32(3), np.float32(2), Ellipsis,
      np.zeros((76, 2, 64), ml_dtypes.bfloat16)]
 )  # fmt: skip
 odd = arrays | others | st.sampled_from(INTEGERS)
