@@ -69,6 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--io", default="bfloat16", help="dtype of q, k, v and output (default: bfloat16)")
     add("--backend", default="auto", help="a kernel row by name (default: auto)")
     add("--rounds", type=_rounds, default=5, help="the median of so many counts (default: 5)")
+    add(
+        "--burst",
+        action="store_true",
+        help="also time a GPU that has rested: power limits a busy one",
+    )
     add("--json", type=Path, metavar="FILE", help="write the rows here")
     add("--plot", type=Path, metavar="FILE", help="draw time over tokens as .png or .svg")
     add(
@@ -154,6 +159,7 @@ def _measure(args: argparse.Namespace, machine: Any, recorded: Any) -> int:
         print(f"note: {recorded.source} was recorded on {recorded.device}")
     measure = measure_prefill if args.operation == "prefill" else measure_decode
     common = {"io": args.io, "backend": args.backend, "rounds": args.rounds}
+    common["burst"] = args.burst
     rows: list[Row] = []
     served = ""
     with progress_bar(len(problems), args.operation, "row") as progress:

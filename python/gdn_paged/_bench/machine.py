@@ -60,6 +60,10 @@ class Machine(abc.ABC):
     def host_us(self, step: Step, calls: int) -> float | None:
         """Host microseconds of one call; None where the host does the work itself."""
 
+    def burst_us(self, step: Step) -> float | None:
+        """Microseconds of one step on a device that has rested; None where rest does not matter."""
+        return None
+
     @abc.abstractmethod
     def copy_rate(self) -> float:
         """Bytes read plus written per second by a large copy."""

@@ -64,8 +64,9 @@ def prefill_arguments(machine: Machine, lengths: list[int], hq: int, hv: int, io
 
 
 def measure_prefill(
-    machine: Machine, limits: Limits, heads: str, lens: str, io: str, backend: str, rounds: int
-) -> Row:
+    machine: Machine, limits: Limits, heads: str, lens: str, io: str, backend: str, rounds: int,
+    burst: bool = False,
+) -> Row:  # fmt: skip
     """Times the call with slots, plan and output given, and with slots and plan made inside."""
     (hq, hv), lengths = heads_of(heads), lengths_of(lens)
     arguments = prefill_arguments(machine, lengths, hq, hv, io) | {"backend": backend}
@@ -81,6 +82,7 @@ def measure_prefill(
         gdn_paged.chunk_gated_delta_rule_paged(**arguments)
 
     given(0)
+    rested = machine.burst_us(given) if burst else None
     us = machine.times_us({"given": given, "in_call": in_call}, 1, rounds)
     flops = prefill_flops(lengths, hq, hv, machine.chunked)
     host = machine.host_us(given, 20)
@@ -93,6 +95,7 @@ def measure_prefill(
         "tokens": sum(lengths),
         "us": us["given"],
         "us_in_call": us["in_call"],
+        **({} if rested is None else {"burst_us": rested}),
         **({} if host is None else {"host_us": host}),
         "floor_us": limits.floor_us(prefill_bytes(lengths, hq, hv), flops),
         "served": served.splitlines()[0].partition("; workspace")[0],
@@ -160,7 +163,7 @@ class DecodeInputs:
 
 def measure_decode(
     machine: Machine, limits: Limits, heads: str, state: str, batch: int, io: str, backend: str,
-    rounds: int,
+    rounds: int, burst: bool = False,
 ) -> Row:  # fmt: skip
     """Times calls in turn over disjoint page sets, with slots given and from the page table."""
     hq, hv = heads_of(heads)
@@ -168,6 +171,7 @@ def measure_decode(
     inputs.backend = backend
     calls = inputs.calls()
     calls["given"](0)
+    rested = machine.burst_us(calls["given"]) if burst else None
     us = machine.times_us(calls, inputs.repeats, rounds)
     host = machine.host_us(calls["given"], 50)
     served = gdn_paged.explain(gdn_paged.gated_delta_rule_decode_paged, **inputs.arguments(0))
@@ -180,6 +184,7 @@ def measure_decode(
         "tokens": batch,
         "us": us["given"],
         "us_without_slots": us["in_call"],
+        **({} if rested is None else {"burst_us": rested}),
         **({} if host is None else {"host_us": host}),
         "bytes": inputs.bytes,
         "floor_us": limits.floor_us(inputs.bytes, 0),

@@ -11,7 +11,7 @@ from typing import Any
 from .operations import Row
 
 # Times of a recorded row that are no contender's.
-_NO_CONTENDER = ("floor_us", "host_us", "us_in_call", "us_without_slots")
+_NO_CONTENDER = ("floor_us", "host_us", "burst_us", "us_in_call", "us_without_slots")
 
 
 def key_of(row: Row) -> tuple[Any, ...]:
@@ -68,6 +68,8 @@ def text_of(row: Row, recorded: Recorded | None) -> str:
         problem = f"{row['state']:<8} B={row['batch']:<4}"
         other = f"{row['us_without_slots']:8.2f} with slots made"
     line = f"{name} {problem} {row['us']:9.2f} us, {other}, floor {row['floor_us']:7.2f}"
+    if "burst_us" in row:
+        line += f", rested {row['burst_us']:.2f}"
     if "host_us" in row:
         line += f", host {row['host_us']:5.1f}"
     for contender, us in (recorded.of(row) if recorded else {}).items():
