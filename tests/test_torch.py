@@ -21,7 +21,10 @@ def leaves(result):
 
 
 def assert_same(got, expected):
-    """The same bytes, shapes and dtypes."""
+    """The same bytes, shapes and dtypes; a call that only writes returns None."""
+    if expected is None:
+        assert got is None
+        return
     got, expected = leaves(got), leaves(expected)
     assert len(got) == len(expected) > 0
     for x, y in zip(got, expected, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,14 @@ import gdn_paged
 from calls import DecodeSlots, Slots, page_table
 from cases import make_decode, make_pool, make_prefill
 from targets import Target, available_targets
+from verify_calls import (
+    NAMES,
+    Verify,
+    drafts_of,
+    run_verify,
+    token_operands,
+    verify_arguments,
+)
 
 SPANS = (([5, 2], 60, 70), ([1], 0, 9), ([0, 3, 4], 40, 190))
 RAW = {"gate": "raw", "A_log": np.zeros(4), "dt_bias": np.zeros(4)}
@@ -113,6 +121,27 @@ def _decode_by_rows(target: Target, pool: bool) -> Sample:
     return Sample(gdn_paged.gated_delta_rule_decode_pretranspose, arguments, (written,))
 
 
+def _verify(target: Target, commit: bool) -> Sample:
+    """A step that folds what an earlier one left, or the fold alone."""
+    io, dim = io_of(target), 64
+    operands = token_operands(np.random.default_rng(705), 5, (2, 4), dim, io)
+    pages = {"indices": np.array([5, 2, 1]), "indptr": np.array([0, 2, 3])}
+    call = Verify(
+        **operands, **pages, cu_seqlens=np.array([0, 3, 5]), seq_lens=np.array([63, 9]), max_draft=4
+    )
+    pool = target.pool(make_pool(705, 7, 4, dim)).view
+    drafts = drafts_of(target, call, io, 2)
+    run_verify(target, call, pool, drafts, io)
+    call = replace(call, seq_lens=np.array([65, 9]), accepted=np.array([2, 0]))
+    arguments = verify_arguments(target, call, io)
+    if commit:
+        unused = "q k v a b A_log dt_bias scale use_qk_l2norm cu_seqlens".split()
+        arguments = {x: y for x, y in arguments.items() if x not in unused} | {"dtype": NAMES[io]}
+    arguments |= {"state_pool": pool, "drafts": drafts}
+    name = f"gated_delta_rule_{'commit' if commit else 'verify'}_paged"
+    return Sample(getattr(gdn_paged, name), arguments, ("state_pool", "drafts"))
+
+
 def _prefill_slots(target: Target) -> Sample:
     table = page_table(64, *SPANS)
     arguments = target.page_arguments(table) | {"page_size": 64}
@@ -134,6 +163,8 @@ SAMPLES = {
     "decode_paged": _decode_paged,
     "decode in a pool": lambda t: _decode_by_rows(t, pool=True),
     "decode of states": lambda t: _decode_by_rows(t, pool=False),
+    "verify_paged": lambda t: _verify(t, commit=False),
+    "commit_paged": lambda t: _verify(t, commit=True),
     "prefill_slots": _prefill_slots,
     "decode_slots": _decode_slots,
 }

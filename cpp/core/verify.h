@@ -85,49 +85,91 @@ struct VerifySequence {
   bool live = false;          // false: nothing stored, outputs zero
 };
 
+// What the tables say about a sequence, unchecked.
+struct VerifyNumbers {
+  int64_t begin = 0, end = 0;              // cu_seqlens
+  int64_t accepted = 0, slot = 0;          // accepted, draft_indices
+  int64_t total = 0;                       // seq_lens
+  int64_t first_entry = 0, end_entry = 0;  // page_indptr
+};
+
+// Entries of page_indices that hold the rows of a sequence; -1: none.
+struct VerifyEntries {
+  int64_t read = -1, boundary = -1, write = -1;
+};
+
+GDN_HOST_DEVICE inline VerifyNumbers verify_numbers(const VerifyProblem& p, int64_t b) {
+  return {.begin = p.cu_seqlens ? p.cu_seqlens[b] : 0,
+          .end = p.cu_seqlens ? p.cu_seqlens[b + 1] : 0,
+          .accepted = p.accepted ? p.accepted[b] : 0,
+          .slot = p.draft_indices ? p.draft_indices[b] : b,
+          .total = p.seq_lens[b],
+          .first_entry = p.table.indptr[b],
+          .end_entry = p.table.indptr[b + 1]};
+}
+
 // The fold by the page rules of prefill: it is the prefill of `accepted` tokens that end at
 // `total`. Entries past the page of the last token are not looked at. False if the table is broken.
-GDN_HOST_DEVICE inline bool fold_rows(const VerifyProblem& p, int64_t b, int64_t total,
-                                      VerifySequence* s) {
-  int64_t first, pages;
-  if (!page_range(p.table, b, &first, &pages) || pages == 0) return false;
-  const int64_t size = p.table.page_size, prefix = total - s->accepted;
-  if (prefix < 0 || total / size > pages || (total / size == pages && total % size != 0)) {
-    return false;
+GDN_HOST_DEVICE inline bool fold_entries(const VerifyProblem& p, const VerifyNumbers& n,
+                                         VerifySequence* s, VerifyEntries* entries) {
+  if (n.first_entry < 0 || n.end_entry > p.table.indices.size) return false;
+  if (n.end_entry <= n.first_entry || n.total < n.accepted) return false;
+  const int64_t prefix = n.total - n.accepted, size = p.table.page_size;
+  // Nearly always one 32-bit division: a GPU has no instruction for a 64-bit one.
+  const int64_t full = n.total <= UINT32_MAX
+                           ? static_cast<uint32_t>(n.total) / static_cast<uint32_t>(size)
+                           : n.total / size;
+  const int64_t page_end = full * size;
+  if (full + (page_end != n.total) > n.end_entry - n.first_entry) return false;
+  // A page is longer than any draft: the tokens before the fold end on this page or the one before.
+  if (prefix > 0) entries->read = n.first_entry + full - (prefix > page_end ? 0 : 1);
+  if (n.accepted == 0) return true;
+  if (page_end > prefix) {
+    s->boundary = static_cast<int32_t>(page_end - prefix);
+    entries->boundary = n.first_entry + full - 1;
   }
-  if (prefix > 0) s->read_row = p.table.indices[first + (prefix - 1) / size];
-  if (s->accepted > 0) {
-    // A page is longer than any draft, so at most one page end is crossed.
-    const int64_t page_end = total / size * size;
-    if (page_end > prefix) {
-      s->boundary = static_cast<int32_t>(page_end - prefix);
-      s->boundary_row = p.table.indices[first + page_end / size - 1];
-    }
-    if (page_end != total) s->write_row = p.table.indices[first + total / size];
-  }
-  return p.pool.accepts(s->read_row) && p.pool.accepts(s->boundary_row) &&
-         p.pool.accepts(s->write_row);
+  if (page_end != n.total) entries->write = n.first_entry + full;
+  return true;
+}
+
+// All but the rows, which `set_rows` adds.
+GDN_HOST_DEVICE inline VerifySequence resolve_numbers(const VerifyProblem& p,
+                                                      const VerifyNumbers& n,
+                                                      VerifyEntries* entries) {
+  VerifySequence s;
+  s.begin = n.begin;
+  if (n.begin < 0 || n.begin > p.num_tokens || n.end < n.begin) return s;
+  s.length = (n.end < p.num_tokens ? n.end : p.num_tokens) - n.begin;
+  if (n.end > p.num_tokens || s.length > p.max_draft) return s;
+  if (n.accepted < 0 || n.accepted > p.max_draft) return s;
+  if (n.slot < -1 || n.slot >= p.num_drafts || (n.slot == -1 && n.accepted > 0)) return s;
+  s.slot = n.slot;
+  s.accepted = static_cast<int32_t>(n.accepted);
+  s.live = fold_entries(p, n, &s, entries);
+  return s;
+}
+
+GDN_HOST_DEVICE inline void set_rows(const VerifyProblem& p, int64_t read, int64_t boundary,
+                                     int64_t write, VerifySequence* s) {
+  s->read_row = read;
+  s->boundary_row = boundary;
+  s->write_row = write;
+  s->live = s->live && p.pool.accepts(read) && p.pool.accepts(boundary) && p.pool.accepts(write);
 }
 
 // Everything a backend needs to know of sequence b. The record of a head has the last word: a
 // sequence that accepts more tokens than the record counts is dead (`covers`).
 GDN_HOST_DEVICE inline VerifySequence resolve_verify(const VerifyProblem& p, int64_t b) {
-  VerifySequence s;
-  const bool intact =
-      !p.cu_seqlens || token_range(p.cu_seqlens, p.num_tokens, b, &s.begin, &s.length);
-  if (!intact || s.length > p.max_draft) return s;
-  const int64_t accepted = p.accepted ? p.accepted[b] : 0;
-  const int64_t slot = p.draft_indices ? p.draft_indices[b] : b;
-  if (accepted < 0 || accepted > p.max_draft || slot < -1 || slot >= p.num_drafts) return s;
-  if (slot == -1 && accepted > 0) return s;
-  s.slot = slot;
-  s.accepted = static_cast<int32_t>(accepted);
-  s.live = fold_rows(p, b, p.seq_lens[b], &s);
+  VerifyEntries entries;
+  VerifySequence s = resolve_numbers(p, verify_numbers(p, b), &entries);
+  const auto row = [&p](int64_t entry) { return entry < 0 ? -1 : p.table.indices[entry]; };
+  if (s.live) set_rows(p, row(entries.read), row(entries.boundary), row(entries.write), &s);
   return s;
 }
 
-GDN_HOST_DEVICE inline bool covers(const DraftHeader& header, const VerifySequence& s) {
-  return s.accepted <= header.count && header.count <= kMaxDraft;
+// Whether a record that counts so many tokens holds the accepted ones.
+GDN_HOST_DEVICE inline bool covers(int32_t count, const VerifySequence& s) {
+  return s.accepted <= count && count <= kMaxDraft;
 }
 
 }  // namespace gdn

@@ -90,7 +90,8 @@ void run_unit(const VerifyProblem& p, const Kernels& table, int64_t unit, float*
   const DraftLayout layout = draft_layout(p.heads, p.io, p.max_draft);
   char* record = s.slot >= 0 ? draft_record(p, layout, s.slot, head) : nullptr;
   auto* header = reinterpret_cast<DraftHeader*>(record);
-  if (s.accepted > 0 && !covers(*header, s)) return zero_outputs(p, s, head);
+  const bool kept = header != nullptr && covers(header->count, s);
+  if (s.accepted > 0 && !kept) return zero_outputs(p, s, head);
   VerifyStep step{};
   step.io = p.io;
   step.scale = p.scale;

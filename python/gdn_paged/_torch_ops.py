@@ -40,6 +40,12 @@ _SCHEMAS = {
     "Tensor last_page_len, Tensor[]? slots) -> ()",
     "decode": _DECODE + "Tensor(b!)? state, Tensor(c!)? initial_state, "
     "Tensor? initial_state_indices, Tensor? output_state_indices) -> ()",
+    "verify_paged": _DECODE + "Tensor cu_seqlens, Tensor(b!) state_pool, Tensor page_indices, "
+    "Tensor page_indptr, int page_size, Tensor seq_lens, Tensor(c!) drafts, int max_draft, "
+    "Tensor? accepted, Tensor? draft_indices) -> ()",
+    "commit_paged": "(Tensor(a!) state_pool, Tensor page_indices, Tensor page_indptr, "
+    "int page_size, Tensor seq_lens, Tensor(b!) drafts, int max_draft, Tensor? accepted, "
+    "Tensor? draft_indices, int dtype, int num_threads, str backend) -> ()",
     "prefill_slots": "(Tensor cu_seqlens, Tensor page_indices, Tensor page_indptr, int page_size, "
     "Tensor last_page_len, int num_threads) -> (Tensor, Tensor, Tensor, Tensor)",
     "decode_slots": "(Tensor page_indices, Tensor page_indptr, Tensor last_page_len, "
@@ -47,6 +53,7 @@ _SCHEMAS = {
 }
 _PLAN = 14  # position in _PREFILL
 _DETERMINISTIC = 10  # position in _DECODE
+_COMMIT_THREADS = 10
 
 
 def _as_slots(tensors: list[torch.Tensor] | None) -> tuple[torch.Tensor, ...] | None:
@@ -72,6 +79,14 @@ def _decode_paged(*args: Any) -> None:
 
 def _decode(*args: Any) -> None:
     _core.decode((*args[:_DETERMINISTIC], None, *args[_DETERMINISTIC:]))
+
+
+def _verify_paged(*args: Any) -> None:
+    _core.verify_paged((*args[:_DETERMINISTIC], None, *args[_DETERMINISTIC:]))
+
+
+def _commit_paged(*args: Any) -> None:
+    _core.commit_paged((*args[:_COMMIT_THREADS], None, *args[_COMMIT_THREADS:]))
 
 
 def _prefill_slots(*args: Any) -> tuple[torch.Tensor, ...]:
@@ -100,6 +115,8 @@ _IMPLEMENTATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "prefill": (_prefill, _mutates),
     "decode_paged": (_decode_paged, _mutates),
     "decode": (_decode, _mutates),
+    "verify_paged": (_verify_paged, _mutates),
+    "commit_paged": (_commit_paged, _mutates),
     "prefill_slots": (_prefill_slots, _fake_slots(4, last_page_len=4)),
     "decode_slots": (_decode_slots, _fake_slots(2, last_page_len=2)),
 }

@@ -21,7 +21,7 @@ import torch
 import gdn_paged
 from gdn_paged import *  # noqa: F403
 
-from . import _unbacked
+from . import _unbacked, verify
 from ._torch_ops import ops
 
 __all__ = gdn_paged.__all__
@@ -137,6 +137,33 @@ def _gated_delta_rule_decode_pretranspose(
     return output, initial_state if state is None else state
 
 
+def _gated_delta_rule_verify_paged(
+    q, k, v, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True, *, cu_seqlens,
+    state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted=None,
+    draft_indices=None, backend="auto", stream=None, deterministic=None, num_threads=0,
+):  # fmt: skip
+    _check(stream, None, q=q, k=k, v=v, a=a, b=b)
+    if output is None:
+        output = q.new_empty((q.shape[0], max(q.shape[1], v.shape[1]), v.shape[2]))
+    ops.verify_paged.default(
+        q, k, v, _constant(A_log), a, _constant(dt_bias), b, scale, output, use_qk_l2norm,
+        deterministic, num_threads, backend, cu_seqlens, state_pool, page_indices, page_indptr,
+        page_size, seq_lens, drafts, max_draft, accepted, draft_indices,
+    )  # fmt: skip
+    return output
+
+
+def _gated_delta_rule_commit_paged(
+    state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
+    draft_indices=None, *, dtype, backend="auto", stream=None, num_threads=0,
+):  # fmt: skip
+    _check(stream, None)
+    ops.commit_paged.default(
+        state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
+        draft_indices, verify.dtype_code(dtype), num_threads, backend,
+    )  # fmt: skip
+
+
 def _gdn_paged_prefill_slots(
     cu_seqlens, page_indices, page_indptr, page_size, last_page_len, *, stream=None, num_threads=0
 ):
@@ -166,6 +193,8 @@ def _register() -> None:
         ("decode_paged", gdn_paged.gated_delta_rule_decode_paged, _gated_delta_rule_decode_paged),
         ("decode", gdn_paged.gated_delta_rule_decode_pretranspose,
          _gated_delta_rule_decode_pretranspose),
+        ("verify_paged", gdn_paged.gated_delta_rule_verify_paged, _gated_delta_rule_verify_paged),
+        ("commit_paged", gdn_paged.gated_delta_rule_commit_paged, _gated_delta_rule_commit_paged),
         ("prefill_slots", gdn_paged.gdn_paged_prefill_slots, _gdn_paged_prefill_slots),
         ("decode_slots", gdn_paged.gdn_paged_decode_slots, _gdn_paged_decode_slots),
     ):  # fmt: skip

@@ -29,7 +29,8 @@ VERIFY_ORDER = (
 _DTYPES = {"float32": 0x220, "bfloat16": 0x410, "float16": 0x210}
 
 
-def _dtype_code(dtype: str) -> int:
+def dtype_code(dtype: str) -> int:
+    """The C API's code of an io dtype."""
     code = _DTYPES.get(dtype) if isinstance(dtype, str) else None
     if code is None:
         raise ValueError(f'dtype: {dtype!r}; expected "float32", "bfloat16" or "float16"')
@@ -50,7 +51,7 @@ def verify_draft_size(
     Raises:
         ValueError: names the argument, what came and what is expected.
     """
-    return _core.verify_draft_size(max_draft, num_heads, head_dim_k, head_dim_v, _dtype_code(dtype))
+    return _core.verify_draft_size(max_draft, num_heads, head_dim_k, head_dim_v, dtype_code(dtype))
 
 
 def gated_delta_rule_verify_paged(
@@ -179,7 +180,13 @@ def gated_delta_rule_commit_paged(
     Raises:
         ValueError, NotImplementedError, RuntimeError: as in :func:`gated_delta_rule_verify_paged`.
     """
-    _core.commit_paged((
+    arguments = (
         state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
-        draft_indices, _dtype_code(dtype), stream, num_threads, backend,
-    ))  # fmt: skip
+        draft_indices, dtype_code(dtype), stream, num_threads, backend,
+    )  # fmt: skip
+    try:
+        _core.commit_paged(arguments)
+    except _core.UnbackedTensorError:
+        registered("commit_paged")(
+            *arguments[:9], dtype=dtype, stream=stream, num_threads=num_threads, backend=backend
+        )

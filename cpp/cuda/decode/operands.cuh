@@ -10,10 +10,6 @@
 
 namespace gdn {
 
-__device__ __forceinline__ uint32_t divide(uint32_t x, SmallDivisor d) {
-  return d.factor == 0 ? x : __umulhi(x, d.factor);
-}
-
 // Computed here and now: the compiler may not move it behind the wait that follows.
 __device__ __forceinline__ int64_t settled(int64_t offset) {
   asm volatile("" : "+l"(offset));

@@ -4,17 +4,9 @@
 #include <cstdint>
 
 #include "core/problem.h"
+#include "cuda/common/divide.h"
 
 namespace gdn {
-
-// Divides 0 <= x < 2^16 by 1 <= d < 2^16 with one multiplication.
-struct SmallDivisor {
-  uint32_t factor = 0;  // ceil(2^32 / d); 0 stands for d = 1
-};
-
-inline SmallDivisor small_divisor(uint32_t d) {
-  return {.factor = d == 1 ? 0 : 0xffffffffu / d + 1};
-}
 
 struct DecodeParams {
   DecodeProblem problem;

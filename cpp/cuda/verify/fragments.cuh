@@ -10,8 +10,11 @@
 //   k q token r, the same columns; the words are both B fragments and, with tokens as rows, A
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/mma.cuh"
 #include "cuda/common/pool.cuh"
+#include "cuda/common/reduce.cuh"
 #include "cuda/verify/params.h"
 
 namespace gdn {
@@ -22,13 +25,16 @@ struct VerifyTraits {
   using Io = Io_;
   static constexpr int kDim = kDim_;  // K = V
   static constexpr int kSteps = kDim / 16;
-  static constexpr int kWarps = kDim / 16;
+  static constexpr int kTiles = 2;  // of 16 rows, one after the other
+  static constexpr int kWarps = kDim / (16 * kTiles);
   static constexpr int kThreads = 32 * kWarps;
   static constexpr bool kWide = sizeof(State) == 4;
   static constexpr int kVectorSteps = kWide ? 1 : 2;
   static constexpr int kVectors = kSteps / kVectorSteps;  // per row and lane
   static constexpr int kHead = kDim * kDim;
-  static constexpr int kBlocksPerSm = (kWide ? 2 : 3) * 128 / kDim;
+  static constexpr int kBlocksPerSm = 4 * 128 / kDim;
+  // A pool of the io dtype holds what one 16-bit number can; other states are split in two.
+  static constexpr bool kSplit = !std::is_same_v<State, Io>;
 };
 
 template <class Traits>
@@ -38,10 +44,13 @@ __device__ __forceinline__ int column(int step, int c) {
 
 __device__ __forceinline__ int row_of(int r) { return 4 * (r / 2) + r % 2; }
 
-// Four neighbouring 16-bit elements.
-__device__ __forceinline__ uint2 load_four(const Tensor& t, int64_t offset, bool vectors) {
+// Four neighbouring 16-bit elements, on 8 bytes or anywhere.
+__device__ __forceinline__ uint2 load_four(const Tensor& t, int64_t offset) {
+  return *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(t.data) + offset);
+}
+
+__device__ __forceinline__ uint2 load_elements(const Tensor& t, int64_t offset) {
   const auto* from = static_cast<const uint16_t*>(t.data) + offset;
-  if (vectors) return *reinterpret_cast<const uint2*>(from);
   return {from[0] | static_cast<uint32_t>(from[1]) << 16, from[2] | static_cast<uint32_t>(from[3])
                                                                         << 16};
 }
@@ -65,21 +74,25 @@ __device__ __forceinline__ uint32_t split_pair(float x, float y, uint32_t* rest)
   return head;
 }
 
-// This lane's part of 16 rows of S as it lies in memory.
+// The first column of a lane's vector, from its column 0 on.
+template <class Traits>
+__device__ __forceinline__ int vector_offset(int vector) {
+  return column<Traits>(vector * Traits::kVectorSteps, 0);
+}
+
+// This lane's part of 16 rows of S on its way through registers.
 template <class Traits>
 struct StateTile {
   uint4 vectors[Traits::kVectors][2];
 
-  __device__ __forceinline__ static int offset(int vector) {
-    return column<Traits>(vector * Traits::kVectorSteps, 0);
-  }
-  __device__ __forceinline__ void load(const Streaming& streaming,
-                                       const typename Traits::State* from) {
+  __device__ __forceinline__ void load(const typename Traits::State* from) {
 #pragma unroll
-    for (int i = 0; i < Traits::kVectors; ++i) {
-      vectors[i][0] = streaming.load(from + offset(i));
-      vectors[i][1] = streaming.load(from + offset(i) + 2 * Traits::kDim);
-    }
+    for (int i = 0; i < Traits::kVectors; ++i) load_vector(i, from);
+  }
+  __device__ __forceinline__ void load_vector(int i, const typename Traits::State* from) {
+    const Streaming streaming(true);
+    vectors[i][0] = streaming.load(from + vector_offset<Traits>(i));
+    vectors[i][1] = streaming.load(from + vector_offset<Traits>(i) + 2 * Traits::kDim);
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -107,8 +120,15 @@ struct StateStep {
       }
     }
   }
-  __device__ __forceinline__ void store(const Streaming& streaming,
-                                        typename Traits::State* to) const {
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) left[step][i] = right[step][i] = 0.0f;
+    }
+  }
+  template <class Store>  // (row 0 or 1, 16 bytes)
+  __device__ __forceinline__ void store(Store store_row) const {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float x[4 * kSteps];
@@ -119,7 +139,7 @@ struct StateStep {
         x[4 * step + 2] = right[step][2 * row];
         x[4 * step + 3] = right[step][2 * row + 1];
       }
-      streaming.store(to + row * 2 * Traits::kDim, pack<typename Traits::State>(x));
+      store_row(row, pack<typename Traits::State>(x));
     }
   }
 };

@@ -6,19 +6,22 @@
 #pragma once
 
 #include "core/gate.h"
-#include "cuda/common/reduce.cuh"
-#include "cuda/verify/fragments.cuh"
+#include "cuda/verify/fold.cuh"
 
 namespace gdn {
 
 template <class Traits>
 struct VerifyShared {
+  VerifySequence sequence;
+  Fold folds[2];  // up to the page end that is crossed, and to the last accepted token
+  int32_t num_folds;
   uint2 k[Traits::kSteps][32];  // new tokens, by step and lane
   uint2 q[Traits::kSteps][32];
-  uint2 old_k[2][Traits::kSteps][32];   // draft tokens of each fold, transposed
-  float4 products[Traits::kWarps][32];  // k_r.k_2c, k_r.k_2c+1, q_r.k_2c, q_r.k_2c+1 of a step
-  float q_squares[Traits::kWarps][kMaxDraft];
-  float alpha[kMaxDraft], beta[kMaxDraft];
+  uint2 old_k[Traits::kSteps][32];      // draft tokens, transposed
+  float4 products[Traits::kWarps][32];  // k_r.k_2c, k_r.k_2c+1, q_r.k_2c, q_r.k_2c+1 of a warp
+  float2 squares[kMaxDraft][Traits::kWarps];  // of k and q
+  alignas(16) float alpha[kMaxDraft];
+  float beta[kMaxDraft];
   float solve[kMaxDraft][kMaxDraft];  // [s][t]
   float mix[kMaxDraft][kMaxDraft];    // [s][t]
   float read_k[kMaxDraft], read_q[kMaxDraft];
@@ -26,37 +29,53 @@ struct VerifyShared {
   int reset[kMaxDraft];  // latest token <= t with alpha = 0, or -1
 };
 
-// Gates of token `t` of the sequence.
+// Gates of all tokens by one warp: a lane brings one of a, b, A_log, dt_bias, so that all loads are
+// in flight together.
 template <class Traits>
 __device__ __forceinline__ void stage_gates(VerifyShared<Traits>& shared, const VerifyProblem& p,
-                                            const VerifySequence& s, int32_t h, int t) {
-  float alpha_t = 1.0f, beta_t = 0.0f;
-  if (t < s.length) {
-    const Gates& g = p.gates;
-    const float dt_bias = g.dt_bias.data ? load_element(g.dt_bias, 0, h) : 0.0f;
-    alpha_t = alpha(GateForm::kRaw, load_element(g.g, s.begin + t, h), load_element(g.A_log, 0, h),
-                    dt_bias);
-    beta_t = sigmoid(load_element(g.beta, s.begin + t, h));
-  }
-  shared.alpha[t] = alpha_t;
-  shared.beta[t] = beta_t;
+                                            const VerifySequence& s, int32_t h) {
+  const int lane = this_lane(), t = lane % kMaxDraft, kind = lane / kMaxDraft;
+  const Gates& g = p.gates;
+  const Tensor& mine = kind == 0 ? g.g : kind == 1 ? g.beta : kind == 2 ? g.A_log : g.dt_bias;
+  const int64_t row = kind < 2 ? s.begin + t : 0;
+  const bool wanted = mine.data != nullptr && (kind < 2 ? t < s.length : true);
+  const float x = wanted ? load_element(mine, row, h) : 0.0f;
+  const float b = __shfl_sync(kFullWarp, x, t + kMaxDraft);
+  const float A_log = __shfl_sync(kFullWarp, x, 2 * kMaxDraft);
+  const float dt_bias = __shfl_sync(kFullWarp, x, 3 * kMaxDraft);
+  if (kind > 0) return;
+  const bool exists = t < s.length;
+  shared.alpha[t] = exists ? alpha(GateForm::kRaw, x, A_log, dt_bias) : 1.0f;
+  shared.beta[t] = exists ? sigmoid(b) : 0.0f;
 }
 
-// One step's share of all products between tokens; the fragments of k and q are A and B at once.
+template <class Io>
+__device__ __forceinline__ float sum_squares(uint2 four) {
+  const float2 low = unpack2<Io>(four.x), high = unpack2<Io>(four.y);
+  return low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
+}
+
+// A warp's share of all products between tokens; the fragments of k and q are A and B at once.
 template <class Traits>
-__device__ __forceinline__ void stage_products(VerifyShared<Traits>& shared, uint2 k, uint2 q) {
-  using Io = typename Traits::Io;
-  const int warp = this_warp(), lane = this_lane();
+struct TokenProducts {
   float d[4] = {};
-  multiply_add<Io>(d, {k.x, q.x, k.y, q.y}, k.x, k.y);
-  shared.products[warp][lane] = {d[0], d[1], d[2], d[3]};
-  const float2 low = unpack2<Io>(q.x), high = unpack2<Io>(q.y);
-  float squares = low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
-  squares = group_sum<4>(squares);
-  if (lane % 4 == 0) shared.q_squares[warp][lane / 4] = squares;
-}
+  float k_squares = 0.0f, q_squares = 0.0f;
 
-// k_t.k_s and q_t.k_s of all steps.
+  __device__ __forceinline__ void add(uint2 k, uint2 q) {
+    using Io = typename Traits::Io;
+    multiply_add<Io>(d, {k.x, q.x, k.y, q.y}, k.x, k.y);
+    k_squares += sum_squares<Io>(k);
+    q_squares += sum_squares<Io>(q);
+  }
+  __device__ __forceinline__ void stage(VerifyShared<Traits>& shared) const {
+    const int warp = this_warp(), lane = this_lane();
+    shared.products[warp][lane] = {d[0], d[1], d[2], d[3]};
+    const float2 squares = {group_sum<4>(k_squares), group_sum<4>(q_squares)};
+    if (lane % 4 == 0) shared.squares[lane / 4][warp] = squares;
+  }
+};
+
+// k_t.k_s and q_t.k_s.
 template <class Traits>
 __device__ __forceinline__ float2 sum_products(const VerifyShared<Traits>& shared, int t, int s) {
   float2 sum{};
@@ -69,6 +88,18 @@ __device__ __forceinline__ float2 sum_products(const VerifyShared<Traits>& share
   return sum;
 }
 
+template <class Traits>
+__device__ __forceinline__ float2 token_squares(const VerifyShared<Traits>& shared, int t) {
+  float2 sum{};
+#pragma unroll
+  for (int w = 0; w < Traits::kWarps; ++w) {
+    const float2 x = shared.squares[t][w];
+    sum.x += x.x;
+    sum.y += x.y;
+  }
+  return sum;
+}
+
 // Thread (t, s) makes entry [s][t]; threads past 64 do nothing.
 template <class Traits>
 __device__ __forceinline__ void make_triangle(VerifyShared<Traits>& shared,
@@ -76,19 +107,16 @@ __device__ __forceinline__ void make_triangle(VerifyShared<Traits>& shared,
   const int t = threadIdx.x / kMaxDraft, s = threadIdx.x % kMaxDraft;
   if (t >= kMaxDraft) return;
   const float2 products = sum_products(shared, t, s);
-  float k_norm_t = 1.0f, k_norm_s = 1.0f, q_norm = p.scale;
-  if (p.qk_l2norm) {
-    k_norm_t = rsqrtf(sum_products(shared, t, t).x + 1e-6f);
-    k_norm_s = rsqrtf(sum_products(shared, s, s).x + 1e-6f);
-    float squares = 0.0f;
-    for (int w = 0; w < Traits::kWarps; ++w) squares += shared.q_squares[w][t];
-    q_norm *= rsqrtf(squares + 1e-6f);
-  }
+  const float2 squares = token_squares(shared, t);
+  const float k_norm_t = p.qk_l2norm ? rsqrtf(squares.x + 1e-6f) : 1.0f;
+  const float k_norm_s = p.qk_l2norm ? rsqrtf(token_squares(shared, s).x + 1e-6f) : 1.0f;
+  const float q_norm = p.qk_l2norm ? p.scale * rsqrtf(squares.y + 1e-6f) : p.scale;
   float between = 1.0f, decay = 1.0f;  // alpha_(s+1) .. alpha_t, alpha_0 .. alpha_t
   int reset = -1;
-  for (int i = 0; i <= t; ++i) {
-    const float alpha_i = shared.alpha[i];
-    if (i > s) between *= alpha_i;
+#pragma unroll
+  for (int i = 0; i < kMaxDraft; ++i) {
+    const float alpha_i = i <= t ? shared.alpha[i] : 1.0f;
+    between *= i > s ? alpha_i : 1.0f;
     decay *= alpha_i;
     if (alpha_i == 0.0f) reset = i;
   }

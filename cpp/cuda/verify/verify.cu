@@ -25,36 +25,41 @@ const char* refuse(const VerifyProblem& p) {
     return "head_dim_k and head_dim_v must be equal, 64 or 128";
   }
   if (!is_aligned(p.pool)) return "a state pool needs a 16-byte aligned base and row stride";
+  if (heads.state > 0xffff) return "more than 65535 heads";
   if (p.num_seqs * heads.state > kMaxBlocks) return "num_seqs times heads is 2^31 or more";
   if (device_info(p.device.id).compute_capability < 80) return kNoCodeForDevice;
   return nullptr;
 }
 
 // The instantiations: state dtype x io dtype x head size.
-template <class State, class Io, class Function>
-void for_dims(int dim, Function function) {
-  if (dim == 128) return function(VerifyTraits<State, Io, 128>());
-  return function(VerifyTraits<State, Io, 64>());
-}
-
 template <class Io, class Function>
-void for_states(DType state, int dim, Function function) {
+void for_states(DType state, bool wide, Function function) {
   switch (state) {
-    case DType::kBFloat16: return for_dims<bf16, Io>(dim, function);
-    case DType::kFloat16: return for_dims<fp16, Io>(dim, function);
-    default: return for_dims<float, Io>(dim, function);
+    case DType::kBFloat16:
+      return wide ? function(VerifyTraits<bf16, Io, 128>())
+                  : function(VerifyTraits<bf16, Io, 64>());
+    case DType::kFloat16:
+      return wide ? function(VerifyTraits<fp16, Io, 128>())
+                  : function(VerifyTraits<fp16, Io, 64>());
+    default:
+      return wide ? function(VerifyTraits<float, Io, 128>())
+                  : function(VerifyTraits<float, Io, 64>());
   }
 }
 
 template <class Function>
 void for_kernels(DType io, DType state, int dim, Function function) {
-  if (io == DType::kBFloat16) return for_states<bf16>(state, dim, function);
-  return for_states<fp16>(state, dim, function);
+  if (io == DType::kBFloat16) return for_states<bf16>(state, dim == 128, function);
+  return for_states<fp16>(state, dim == 128, function);
 }
 
 void launch_row(const VerifyProblem& p) {
   const LaunchScope scope(p.device);
   VerifyParams params{.problem = p, .layout = draft_layout(p.heads, p.io, p.max_draft)};
+  const Heads& heads = p.heads;
+  params.heads_per_q = small_divisor(heads.state / heads.q);
+  params.heads_per_k = small_divisor(heads.state / heads.k);
+  params.heads_per_v = small_divisor(heads.state / heads.v);
   params.vectors = lies_on_8_bytes(p.q) && lies_on_8_bytes(p.k) && lies_on_8_bytes(p.v) &&
                    lies_on_8_bytes(p.output);
   for_kernels(p.io, p.pool.dtype, p.heads.dim_k, [&](auto traits) {
