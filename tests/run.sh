@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need into an environment of their own, builds the wheel, and runs every
-# check: lint, static analysis, types, pytest, ctest, the C and C++ consumers, the command line, the examples.
+# check: lint, static analysis, types, pytest, ctest, the C and C++ consumers, the command line, the
+# examples.
 # Stops at the first failure.
 #
 #   tests/run.sh
