@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 
 from cases import Defaults
 from targets import available_targets, is_unserved
+
+# JAX would take most of a GPU for itself, and other processes test on it too.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 settings.register_profile(
     "gdn", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None

@@ -9,7 +9,7 @@ from cases import BATCH, make_pool, make_prefill
 from compare import bars, relative_error
 from oracle import Oracle
 
-ROWS, H, D = 12, 4, 64
+ROWS, H = 12, 4
 
 
 def test_poisoned_workspace(torch_cuda):
@@ -17,7 +17,7 @@ def test_poisoned_workspace(torch_cuda):
     target, torch = torch_cuda, torch_cuda.arrays.torch
     call, rows = make_prefill(604, page_table(64, *BATCH)), make_pool(604, ROWS, H)
     size = gdn_paged.prefill_workspace_size(
-        3, 199, 2, 2, H, D, page_size=64, device="cuda", backend=target.prefill_row
+        3, 199, 2, 2, H, target.head_size, page_size=64, device="cuda", backend=target.prefill_row
     )
     results = []
     for byte in (0, 0xFF, 0x7F):
@@ -36,7 +36,7 @@ def test_side_stream(torch_cuda, how):
     target, torch = torch_cuda, torch_cuda.arrays.torch
     call, rows = make_prefill(605, page_table(64, *BATCH)), make_pool(605, ROWS, H)
     arguments, pool = target.prefill_arguments(call, "bf16"), target.pool(rows).view
-    good, output = arguments["v"].clone(), target.array(np.zeros((199, H, D)), "bf16")
+    good, output = arguments["v"].clone(), target.array(np.zeros(call.v.shape), "bf16")
     arguments["v"].fill_(float("nan"))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -42,8 +42,10 @@ def product(target, made: Random, options=None):
 def check(target, made: Random) -> None:
     out, pool, before, after, gap = product(target, made)
     expected_out, expected_pool = truth_of(made)
-    normed = isinstance(made.call, Prefill) and made.call.l2norm
-    allowed = bars(target.device, made.io, made.state_dtype, normed=normed)
+    io, normed = made.io, False
+    if isinstance(made.call, Prefill):
+        io, normed = target.arithmetic(io), made.call.l2norm
+    allowed = bars(target.device, io, made.state_dtype, normed=normed)
     kept = untouched_rows(made.pool, expected_pool)
     assert np.array_equal(after[kept], before[kept])
     assert gap
@@ -102,7 +104,7 @@ def test_chain_equals_one_call(target, data, cuts, page_size):
     parts = [
         target.values(target.prefill(c, pools[1], io)) for c in chain(whole, page_size, ids, *ends)
     ]
-    allowed = bars(target.device, io, normed=call.l2norm)
+    allowed = bars(target.device, target.arithmetic(io), normed=call.l2norm)
     error = relative_error(np.concatenate([*parts, out[:0]]), out, FLOOR[target.device])
     assert error <= allowed.out
     assert relative_error(*(target.values(p) for p in pools)) <= allowed.rows
@@ -158,7 +160,7 @@ def test_decode_chain_equals_prefill(target, data, steps, start):
     table = page_table(64, (ids[: -(-total // 64)], start, total))
     whole = as_prefill(replace(call, **grow), table)
     out = target.values(target.prefill(whole, pools[1], io))
-    allowed = bars(target.device, io)
+    allowed = bars(target.device, target.arithmetic(io))
     error = relative_error(np.concatenate(outs), out, FLOOR[target.device])
     assert error <= allowed.out * 2
     assert relative_error(*(target.values(p) for p in pools)) <= allowed.rows
