@@ -99,7 +99,17 @@ HeadCounts check_heads(const ArrayView& q, const ArrayView& k, const ArrayView& 
 void check_io(const ArrayView& view);  // float32, bfloat16 or float16
 void check_same_dtype(const ArrayView& view, const ArrayView& q);
 
-// Where and how: the fields that prefill and decode params share.
+template <class Params>
+void set_heads(const HeadCounts& heads, gdn_dtype_t io_dtype, Params& p) {
+  p.num_q_heads = static_cast<int32_t>(heads.q);
+  p.num_k_heads = static_cast<int32_t>(heads.k);
+  p.num_v_heads = static_cast<int32_t>(heads.v);
+  p.head_dim_k = static_cast<int32_t>(heads.dim_k);
+  p.head_dim_v = static_cast<int32_t>(heads.dim_v);
+  p.io_dtype = io_dtype;
+}
+
+// Where and how: the fields that the params of all operations share.
 struct LaunchOptions {
   nb::handle stream, deterministic, num_threads, backend;
 };

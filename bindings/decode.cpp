@@ -51,12 +51,7 @@ void set_operands(DecodeCall& c) {
   const Operand oq = c.call.operand(q, 2), ok = c.call.operand(k, 2), ov = c.call.operand(v, 2);
   gdn_decode_params_t& p = c.p;
   p.batch_size = batch;
-  p.num_q_heads = static_cast<int32_t>(c.heads.q);
-  p.num_k_heads = static_cast<int32_t>(c.heads.k);
-  p.num_v_heads = static_cast<int32_t>(c.heads.v);
-  p.head_dim_k = static_cast<int32_t>(c.heads.dim_k);
-  p.head_dim_v = static_cast<int32_t>(c.heads.dim_v);
-  p.io_dtype = q.dtype;
+  set_heads(c.heads, q.dtype, p);
   p.q = oq.data;
   p.q_batch_stride = oq.row_stride;
   p.q_head_stride = oq.head_stride;

@@ -154,6 +154,20 @@ gdn_pool_t pool_of(const Call& call, int operand) {
   return pool;
 }
 
+// [..., heads, head_dim]
+template <class Params>
+void set_qkv(const Array& q, const Array& k, const Array& v, Params* p) {
+  p->num_q_heads = static_cast<int32_t>(q.dims[q.dims.size() - 2]);
+  p->num_k_heads = static_cast<int32_t>(k.dims[k.dims.size() - 2]);
+  p->num_v_heads = static_cast<int32_t>(v.dims[v.dims.size() - 2]);
+  p->head_dim_k = static_cast<int32_t>(q.dims[q.dims.size() - 1]);
+  p->head_dim_v = static_cast<int32_t>(v.dims[v.dims.size() - 1]);
+  p->io_dtype = q.dtype;
+  p->q = q.data;
+  p->k = k.data;
+  p->v = v.data;
+}
+
 template <class Params>
 void set_page_table(const Call& call, int page_indices, Params* p) {
   const Array indices = call.operand(page_indices, 1), indptr = call.operand(page_indices + 1, 1);
@@ -184,15 +198,7 @@ void set_sequences(const Call& call, gdn_prefill_params_t* p) {
 void set_operands(const Call& call, gdn_prefill_params_t* p) {
   const Array q = call.operand(kQ, 3), k = call.operand(kK, 3), v = call.operand(kV, 3);
   p->num_tokens = q.dims[0];
-  p->num_q_heads = static_cast<int32_t>(q.dims[1]);
-  p->num_k_heads = static_cast<int32_t>(k.dims[1]);
-  p->num_v_heads = static_cast<int32_t>(v.dims[1]);
-  p->head_dim_k = static_cast<int32_t>(q.dims[2]);
-  p->head_dim_v = static_cast<int32_t>(v.dims[2]);
-  p->io_dtype = q.dtype;
-  p->q = q.data;
-  p->k = k.data;
-  p->v = v.data;
+  set_qkv(q, k, v, p);
   p->output = call.result(0, 3).data;
   const Array g = call.operand(kG, 2), beta = call.operand(kBeta, 2);
   const Array A_log = call.operand(kALog, 1), dt_bias = call.operand(kDtBias, 1);
@@ -266,15 +272,7 @@ void set_operands(const Call& call, gdn_decode_params_t* p) {
   const Array q = call.operand(kDecodeQ, 4), k = call.operand(kDecodeK, 4);
   const Array v = call.operand(kDecodeV, 4);
   p->batch_size = q.dims[0];
-  p->num_q_heads = static_cast<int32_t>(q.dims[2]);
-  p->num_k_heads = static_cast<int32_t>(k.dims[2]);
-  p->num_v_heads = static_cast<int32_t>(v.dims[2]);
-  p->head_dim_k = static_cast<int32_t>(q.dims[3]);
-  p->head_dim_v = static_cast<int32_t>(v.dims[3]);
-  p->io_dtype = q.dtype;
-  p->q = q.data;
-  p->k = k.data;
-  p->v = v.data;
+  set_qkv(q, k, v, p);
   p->output = call.result(0, 4).data;
   const Array A_log = call.operand(kDecodeALog, 1), dt_bias = call.operand(kDecodeDtBias, 1);
   const Array a = call.operand(kDecodeA, 3), b = call.operand(kDecodeB, 3);

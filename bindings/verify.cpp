@@ -1,5 +1,5 @@
 // Speculative decoding: Python arrays to gdn_verify_params_t.
-#include "call.h"
+#include "tokens.h"
 
 namespace gdn::python {
 namespace {
@@ -35,38 +35,6 @@ struct VerifyCall {
 struct PagedArguments {
   nb::handle pool, indices, indptr, page_size, seq_lens, drafts, max_draft, accepted, draft_indices;
 };
-
-void set_operands(VerifyCall& c) {
-  const ArrayView q =
-      c.call.array("q", c.args[kQ], {{kAny, kAny, kAny}, "[tokens, num_q_heads, head_dim_k]"});
-  const int64_t tokens = q.shape[0];
-  const ArrayView k = c.call.array(
-      "k", c.args[kK], {{tokens, kAny, q.shape[2]}, "[tokens, num_k_heads, head_dim_k] as in q"});
-  const ArrayView v = c.call.array(
-      "v", c.args[kV], {{tokens, kAny, kAny}, "[tokens, num_v_heads, head_dim_v] as in q"});
-  check_io(q);
-  for (const ArrayView* view : {&k, &v}) check_same_dtype(*view, q);
-  for (const ArrayView* view : {&q, &k, &v}) c.call.refuse_grad(*view);
-  c.heads = check_heads(q, k, v);
-  const Operand oq = c.call.operand(q, 1), ok = c.call.operand(k, 1), ov = c.call.operand(v, 1);
-  gdn_verify_params_t& p = c.p;
-  p.num_tokens = tokens;
-  p.num_q_heads = static_cast<int32_t>(c.heads.q);
-  p.num_k_heads = static_cast<int32_t>(c.heads.k);
-  p.num_v_heads = static_cast<int32_t>(c.heads.v);
-  p.head_dim_k = static_cast<int32_t>(c.heads.dim_k);
-  p.head_dim_v = static_cast<int32_t>(c.heads.dim_v);
-  p.io_dtype = q.dtype;
-  p.q = oq.data;
-  p.q_token_stride = oq.row_stride;
-  p.q_head_stride = oq.head_stride;
-  p.k = ok.data;
-  p.k_token_stride = ok.row_stride;
-  p.k_head_stride = ok.head_stride;
-  p.v = ov.data;
-  p.v_token_stride = ov.row_stride;
-  p.v_head_stride = ov.head_stride;
-}
 
 void set_gates(VerifyCall& c) {
   gdn_verify_params_t& p = c.p;
@@ -143,21 +111,6 @@ void set_paged(VerifyCall& c, const PagedArguments& args) {
   set_drafts(c, args);
 }
 
-// Last of the checks, since it may allocate.
-void set_output(VerifyCall& c) {
-  const int64_t tokens = c.p.num_tokens;
-  c.output = nb::borrow(c.args[kOutput]);
-  if (c.output.is_none()) c.output = c.call.empty({tokens, c.heads.state, c.heads.dim_v});
-  const ArrayView output = c.call.array(
-      "output", c.output, {{tokens, c.heads.state, c.heads.dim_v}, "[tokens, H, head_dim_v]"},
-      Access::kWrite);
-  check_same_dtype(output, c.call.first());
-  const Operand o = c.call.operand(output, 1);
-  c.p.output = o.data;
-  c.p.output_token_stride = o.row_stride;
-  c.p.output_head_stride = o.head_stride;
-}
-
 void set_verify(VerifyCall& c) {
   gdn_verify_params_t& p = c.p;
   set_launch(p, c.call,
@@ -165,7 +118,7 @@ void set_verify(VerifyCall& c) {
               .deterministic = c.args[kDeterministic],
               .num_threads = c.args[kNumThreads],
               .backend = c.args[kBackend]});
-  set_operands(c);
+  c.heads = set_token_operands(c.call, c.args[kQ], c.args[kK], c.args[kV], p);
   set_gates(c);
   set_paged(c, {.pool = c.args[kStatePool],
                 .indices = c.args[kPageIndices],
@@ -184,7 +137,7 @@ void set_verify(VerifyCall& c) {
     p.flags |= GDN_EXPLICIT_SCALE;
   }
   if (to_bool("use_qk_l2norm", c.args[kUseQkL2norm])) p.flags |= GDN_QK_L2NORM;
-  set_output(c);
+  c.output = set_token_output(c.call, c.args[kOutput], c.heads, p);
 }
 
 // Heads and sizes are those of the pool's rows.
@@ -205,10 +158,7 @@ void set_commit(VerifyCall& c) {
              .state = pool.shape[1],
              .dim_k = pool.shape[3],
              .dim_v = pool.shape[2]};
-  p.num_q_heads = p.num_k_heads = p.num_v_heads = static_cast<int32_t>(c.heads.state);
-  p.head_dim_k = static_cast<int32_t>(c.heads.dim_k);
-  p.head_dim_v = static_cast<int32_t>(c.heads.dim_v);
-  p.io_dtype = to_int32("dtype", c.args[kCommitDtype]);
+  set_heads(c.heads, to_int32("dtype", c.args[kCommitDtype]), p);
   set_paged(c, {.pool = c.args[kCommitPool],
                 .indices = c.args[kCommitIndices],
                 .indptr = c.args[kCommitIndptr],

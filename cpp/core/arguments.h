@@ -70,4 +70,42 @@ float check_scale(double scale, bool is_explicit, int32_t head_dim_k);
 
 int64_t element_size(DType dtype);
 
+// Fields that the params of several operations name alike.
+template <class Params, class Problem>
+void read_launch(const Params& c, Problem* p) {
+  p->device = check_device(c.device_type, c.device_id, c.stream);
+  p->threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);
+  p->backend = check_backend(c.backend);
+}
+
+template <class Params, class Problem>
+void read_heads(const Params& c, Problem* p) {
+  p->heads = check_heads({.q = c.num_q_heads,
+                          .k = c.num_k_heads,
+                          .v = c.num_v_heads,
+                          .dim_k = c.head_dim_k,
+                          .dim_v = c.head_dim_v});
+  p->io = check_float_dtype("io_dtype", c.io_dtype, false);
+  p->scale = check_scale(c.scale, c.flags & GDN_EXPLICIT_SCALE, c.head_dim_k);
+  p->qk_l2norm = c.flags & GDN_QK_L2NORM;
+}
+
+// q, k, v and output of the operations whose rows are tokens.
+template <class Params, class Problem>
+void read_token_operands(const Params& c, bool required, Problem* p) {
+  Operand o = {.row_name = "token", .dtype = p->io, .rows = p->num_tokens, .required = required};
+  o.name = "q", o.data = c.q, o.heads = p->heads.q, o.dim = p->heads.dim_k;
+  o.row_stride = c.q_token_stride, o.head_stride = c.q_head_stride;
+  p->q = check_operand(o);
+  o.name = "k", o.data = c.k, o.heads = p->heads.k;
+  o.row_stride = c.k_token_stride, o.head_stride = c.k_head_stride;
+  p->k = check_operand(o);
+  o.name = "v", o.data = c.v, o.heads = p->heads.v, o.dim = p->heads.dim_v;
+  o.row_stride = c.v_token_stride, o.head_stride = c.v_head_stride;
+  p->v = check_operand(o);
+  o.name = "output", o.data = c.output, o.heads = p->heads.state, o.written = true;
+  o.row_stride = c.output_token_stride, o.head_stride = c.output_head_stride;
+  p->output = check_operand(o);
+}
+
 }  // namespace gdn

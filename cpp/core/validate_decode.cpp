@@ -12,19 +12,10 @@ void read_sizes(const gdn_decode_params_t& c, DecodeProblem* p) {
   check_flags(c.flags, kFlags);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
   GDN_REQUIRE(c.reserved2 == 0, "reserved2: %d given, 0 expected", c.reserved2);
-  p->device = check_device(c.device_type, c.device_id, c.stream);
-  p->threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);
-  p->backend = check_backend(c.backend);
+  read_launch(c, p);
   check_count("batch_size", c.batch_size);
   p->batch = c.batch_size;
-  p->heads = check_heads({.q = c.num_q_heads,
-                          .k = c.num_k_heads,
-                          .v = c.num_v_heads,
-                          .dim_k = c.head_dim_k,
-                          .dim_v = c.head_dim_v});
-  p->io = check_float_dtype("io_dtype", c.io_dtype, false);
-  p->scale = check_scale(c.scale, c.flags & GDN_EXPLICIT_SCALE, c.head_dim_k);
-  p->qk_l2norm = c.flags & GDN_QK_L2NORM;
+  read_heads(c, p);
   p->batch_invariant = c.flags & GDN_BATCH_INVARIANT;
 }
 

@@ -13,23 +13,14 @@ constexpr uint64_t kFlags =
 void read_sizes(const gdn_prefill_params_t& c, PrefillProblem* p) {
   check_flags(c.flags, kFlags);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
-  p->device = check_device(c.device_type, c.device_id, c.stream);
-  p->threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);
-  p->backend = check_backend(c.backend);
+  read_launch(c, p);
   check_count("num_seqs", c.num_seqs);
   check_count("num_tokens", c.num_tokens);
   check_count("max_seqlen", c.max_seqlen);
   p->num_seqs = c.num_seqs;
   p->num_tokens = c.num_tokens;
   p->max_seqlen = c.max_seqlen;
-  p->heads = check_heads({.q = c.num_q_heads,
-                          .k = c.num_k_heads,
-                          .v = c.num_v_heads,
-                          .dim_k = c.head_dim_k,
-                          .dim_v = c.head_dim_v});
-  p->io = check_float_dtype("io_dtype", c.io_dtype, false);
-  p->scale = check_scale(c.scale, c.flags & GDN_EXPLICIT_SCALE, c.head_dim_k);
-  p->qk_l2norm = c.flags & GDN_QK_L2NORM;
+  read_heads(c, p);
   p->batch_invariant = c.flags & GDN_BATCH_INVARIANT;
   GDN_REQUIRE(c.use_cp >= GDN_CP_AUTO && c.use_cp <= GDN_CP_ON,
               "use_cp: %d given, GDN_CP_AUTO (0), GDN_CP_OFF (1) or GDN_CP_ON (2) expected",
@@ -39,22 +30,6 @@ void read_sizes(const gdn_prefill_params_t& c, PrefillProblem* p) {
   p->workspace_bytes = c.workspace_bytes;
   p->plan = c.plan;
   p->plan_bytes = c.plan_bytes;
-}
-
-void read_operands(const gdn_prefill_params_t& c, bool required, PrefillProblem* p) {
-  Operand o = {.row_name = "token", .dtype = p->io, .rows = p->num_tokens, .required = required};
-  o.name = "q", o.data = c.q, o.heads = p->heads.q, o.dim = p->heads.dim_k;
-  o.row_stride = c.q_token_stride, o.head_stride = c.q_head_stride;
-  p->q = check_operand(o);
-  o.name = "k", o.data = c.k, o.heads = p->heads.k;
-  o.row_stride = c.k_token_stride, o.head_stride = c.k_head_stride;
-  p->k = check_operand(o);
-  o.name = "v", o.data = c.v, o.heads = p->heads.v, o.dim = p->heads.dim_v;
-  o.row_stride = c.v_token_stride, o.head_stride = c.v_head_stride;
-  p->v = check_operand(o);
-  o.name = "output", o.data = c.output, o.heads = p->heads.state, o.written = true;
-  o.row_stride = c.output_token_stride, o.head_stride = c.output_head_stride;
-  p->output = check_operand(o);
 }
 
 void check_gate_form(const gdn_prefill_params_t& c, bool required) {
@@ -134,7 +109,7 @@ PrefillProblem prefill_problem(const gdn_prefill_params_t* params, Form form, Us
   PrefillProblem p;
   read_sizes(c, &p);
   const bool empty = p.num_seqs == 0 || p.num_tokens == 0;
-  read_operands(c, use == Use::kLaunch && !empty, &p);
+  read_token_operands(c, use == Use::kLaunch && !empty, &p);
   read_gates(c, use == Use::kLaunch && !empty, &p);
   p.paged = form == Form::kPaged ||
             (form == Form::kEither && (c.page_size != 0 || c.state_pool != nullptr));

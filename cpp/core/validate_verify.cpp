@@ -13,9 +13,7 @@ void read_sizes(const gdn_verify_params_t& c, VerifyProblem* p) {
   check_flags(c.flags, kFlags);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
   GDN_REQUIRE(c.reserved2 == 0, "reserved2: %d given, 0 expected", c.reserved2);
-  p->device = check_device(c.device_type, c.device_id, c.stream);
-  p->threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);
-  p->backend = check_backend(c.backend);
+  read_launch(c, p);
   check_count("num_seqs", c.num_seqs);
   check_count("num_tokens", c.num_tokens);
   check_count("num_drafts", c.num_drafts);
@@ -25,35 +23,12 @@ void read_sizes(const gdn_verify_params_t& c, VerifyProblem* p) {
   p->num_tokens = c.num_tokens;
   p->num_drafts = c.num_drafts;
   p->max_draft = c.max_draft;
-  p->heads = check_heads({.q = c.num_q_heads,
-                          .k = c.num_k_heads,
-                          .v = c.num_v_heads,
-                          .dim_k = c.head_dim_k,
-                          .dim_v = c.head_dim_v});
-  p->io = check_float_dtype("io_dtype", c.io_dtype, false);
-  p->scale = check_scale(c.scale, c.flags & GDN_EXPLICIT_SCALE, c.head_dim_k);
-  p->qk_l2norm = c.flags & GDN_QK_L2NORM;
+  read_heads(c, p);
   int64_t bytes = 0;
   GDN_REQUIRE(!__builtin_mul_overflow(
                   p->num_drafts, draft_layout(p->heads, p->io, p->max_draft).slot_bytes, &bytes),
               "num_drafts: %lld given, fewer than 2^63 bytes of drafts expected",
               static_cast<long long>(p->num_drafts));
-}
-
-void read_operands(const gdn_verify_params_t& c, bool required, VerifyProblem* p) {
-  Operand o = {.row_name = "token", .dtype = p->io, .rows = p->num_tokens, .required = required};
-  o.name = "q", o.data = c.q, o.heads = p->heads.q, o.dim = p->heads.dim_k;
-  o.row_stride = c.q_token_stride, o.head_stride = c.q_head_stride;
-  p->q = check_operand(o);
-  o.name = "k", o.data = c.k, o.heads = p->heads.k;
-  o.row_stride = c.k_token_stride, o.head_stride = c.k_head_stride;
-  p->k = check_operand(o);
-  o.name = "v", o.data = c.v, o.heads = p->heads.v, o.dim = p->heads.dim_v;
-  o.row_stride = c.v_token_stride, o.head_stride = c.v_head_stride;
-  p->v = check_operand(o);
-  o.name = "output", o.data = c.output, o.heads = p->heads.state, o.written = true;
-  o.row_stride = c.output_token_stride, o.head_stride = c.output_head_stride;
-  p->output = check_operand(o);
 }
 
 void read_gates(const gdn_verify_params_t& c, bool required, VerifyProblem* p) {
@@ -151,7 +126,7 @@ VerifyProblem verify_problem(const gdn_verify_params_t* params, VerifyUse use) {
     p.num_tokens = 0;
     return p;
   }
-  read_operands(c, required && p.num_tokens > 0, &p);
+  read_token_operands(c, required && p.num_tokens > 0, &p);
   read_gates(c, required && p.num_tokens > 0, &p);
   p.cu_seqlens = check_table({.name = "cu_seqlens",
                               .data = c.cu_seqlens,

@@ -1,6 +1,5 @@
 // Decode on the CPU: one token per row of the batch, state rows streamed once.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "core/kernel.h"
@@ -8,16 +7,12 @@
 #include "core/status.h"
 #include "cpu/kernels.h"
 #include "cpu/operand.h"
-#include "cpu/parallel.h"
-#include "cpu/scratch.h"
+#include "cpu/units.h"
 
 namespace gdn {
 namespace {
 
 using namespace cpu;
-
-constexpr int64_t kSerialElements = 1 << 17;  // B H K V below which threads cost more
-constexpr int64_t kRangesPerThread = 8;
 
 struct Split {
   int32_t rows = 0;   // V rows of a unit
@@ -72,36 +67,16 @@ void run_unit(const DecodeProblem& p, const Kernels& table, const Split& split, 
 
 void launch(const DecodeProblem& p) {
   Threads threads = p.threads;
-  const int64_t elements = p.batch * p.heads.state_elements();
-  if (elements <= kSerialElements) threads.count = 1;
-  const int32_t count = thread_count(threads);
+  const int32_t count = threads_for_pass(p.batch * p.heads.state_elements(), &threads);
   const Split split = split_heads(p, count);
   const int64_t units = p.batch * p.heads.state * split.parts;
-  const int64_t ranges =
-      count == 1 ? std::min<int64_t>(units, 1) : std::min(units, kRangesPerThread * count);
   const Kernels& table = kernels();
   const size_t bytes = 2 * sizeof(float) * p.heads.dim_k;
-  std::atomic<bool> out_of_memory{false};
-  parallel_for(threads, ranges, [&](int64_t r) {
-    float* scratch = static_cast<float*>(thread_scratch().reserve(bytes));
-    if (scratch == nullptr) {
-      out_of_memory = true;
-      return;
-    }
-    for (int64_t i = units * r / ranges; i < units * (r + 1) / ranges; ++i) {
-      run_unit(p, table, split, i, scratch);
-    }
-  });
-  if (out_of_memory) throw Error(GDN_INTERNAL, "out of host memory: %zu bytes of scratch", bytes);
+  for_units(threads, count, units, bytes,
+            [&](int64_t i, float* scratch) { run_unit(p, table, split, i, scratch); });
 }
 
-const char* refuse(const DecodeProblem& p) {
-  if (p.device.type != GDN_CPU) return "the operands are not in host memory";
-  if (p.heads.dim_k % 8 != 0 || p.heads.dim_v % 8 != 0) {
-    return "head_dim_k and head_dim_v must be multiples of 8";
-  }
-  return nullptr;
-}
+const char* refuse(const DecodeProblem& p) { return refuse_operands(p.device, p.heads); }
 
 const char* description() { return kernels().isa; }
 

@@ -9,6 +9,15 @@
 
 namespace gdn::cpu {
 
+// What no CPU row serves, or null.
+inline const char* refuse_operands(const Device& device, const Heads& heads) {
+  if (device.type != GDN_CPU) return "the operands are not in host memory";
+  if (heads.dim_k % 8 != 0 || heads.dim_v % 8 != 0) {
+    return "head_dim_k and head_dim_v must be multiples of 8";
+  }
+  return nullptr;
+}
+
 inline int64_t element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 inline float from_fp16(uint16_t h) {

@@ -256,10 +256,7 @@ void launch(const PrefillProblem& p) {
 }
 
 const char* refuse(const PrefillProblem& p) {
-  if (p.device.type != GDN_CPU) return "the operands are not in host memory";
-  if (p.heads.dim_k % 8 != 0 || p.heads.dim_v % 8 != 0) {
-    return "head_dim_k and head_dim_v must be multiples of 8";
-  }
+  if (const char* reason = refuse_operands(p.device, p.heads)) return reason;
   if (p.use_cp == GDN_CP_ON) return "use_cp demands the context-parallel regime of CUDA rows";
   return nullptr;
 }

@@ -2,23 +2,18 @@
 #include "core/verify.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "core/kernel.h"
 #include "core/status.h"
 #include "cpu/kernels.h"
 #include "cpu/operand.h"
-#include "cpu/parallel.h"
-#include "cpu/scratch.h"
+#include "cpu/units.h"
 
 namespace gdn {
 namespace {
 
 using namespace cpu;
-
-constexpr int64_t kSerialElements = 1 << 17;  // B H K V below which threads cost more
-constexpr int64_t kRangesPerThread = 8;
 
 // Tokens [first, last) of the record. What stands before a reset does not count.
 Fold make_fold(const DraftHeader& header, int first, int last) {
@@ -113,34 +108,15 @@ void run_unit(const VerifyProblem& p, const Kernels& table, int64_t unit, float*
 
 void launch(const VerifyProblem& p) {
   Threads threads = p.threads;
-  if (p.num_seqs * p.heads.state_elements() <= kSerialElements) threads.count = 1;
-  const int32_t count = thread_count(threads);
+  const int32_t count = threads_for_pass(p.num_seqs * p.heads.state_elements(), &threads);
   const int64_t units = p.num_seqs * p.heads.state;
-  const int64_t ranges =
-      count == 1 ? std::min<int64_t>(units, 1) : std::min(units, kRangesPerThread * count);
   const Kernels& table = kernels();
   const size_t bytes = sizeof(float) * 3 * kMaxDraft * p.heads.dim_k;
-  std::atomic<bool> out_of_memory{false};
-  parallel_for(threads, ranges, [&](int64_t r) {
-    float* scratch = static_cast<float*>(thread_scratch().reserve(bytes));
-    if (scratch == nullptr) {
-      out_of_memory = true;
-      return;
-    }
-    for (int64_t i = units * r / ranges; i < units * (r + 1) / ranges; ++i) {
-      run_unit(p, table, i, scratch);
-    }
-  });
-  if (out_of_memory) throw Error(GDN_INTERNAL, "out of host memory: %zu bytes of scratch", bytes);
+  for_units(threads, count, units, bytes,
+            [&](int64_t i, float* scratch) { run_unit(p, table, i, scratch); });
 }
 
-const char* refuse(const VerifyProblem& p) {
-  if (p.device.type != GDN_CPU) return "the operands are not in host memory";
-  if (p.heads.dim_k % 8 != 0 || p.heads.dim_v % 8 != 0) {
-    return "head_dim_k and head_dim_v must be multiples of 8";
-  }
-  return nullptr;
-}
+const char* refuse(const VerifyProblem& p) { return refuse_operands(p.device, p.heads); }
 
 }  // namespace
 
