@@ -12,12 +12,11 @@ using Params = gdn_decode_params_t;
 
 alignas(256) char set;  // the address of a field that is to get a place
 
-struct Shapes {
-  Shape q, k, v, output, a, b, A_log, dt_bias;
-  Wide elements;
+struct Shapes : HeadShapes<Params> {
+  Shape q, k, v, output, a, b;
 
-  explicit Shapes(const Params& p) {
-    const int32_t heads = std::max(p.num_q_heads, p.num_v_heads);
+  explicit Shapes(const Params& p) : HeadShapes(p) {
+    const int32_t heads = state_heads(p);
     const gdn_dtype_t io = p.io_dtype;
     q = {p.batch_size, p.num_q_heads, p.head_dim_k, p.q_batch_stride, p.q_head_stride, io};
     k = {p.batch_size, p.num_k_heads, p.head_dim_k, p.k_batch_stride, p.k_head_stride, io};
@@ -25,22 +24,13 @@ struct Shapes {
     output = {p.batch_size, heads, p.head_dim_v, p.output_batch_stride, p.output_head_stride, io};
     a = {p.batch_size, heads, 1, p.a_batch_stride, p.a_head_stride, p.a_dtype};
     b = {p.batch_size, heads, 1, p.b_batch_stride, p.b_head_stride, p.b_dtype};
-    A_log = {1, heads, 1, 0, 0, p.A_log_dtype};
-    dt_bias = {1, heads, 1, 0, 0, p.dt_bias_dtype};
-    elements = state_elements(heads, p.head_dim_v, p.head_dim_k);
   }
 };
 
 Params ordinary(Bytes& in, const Batch& batch) {
-  static constexpr gdn_dtype_t kFloats[] = {GDN_FLOAT32, GDN_BFLOAT16, GDN_FLOAT16};
   Params p = GDN_DECODE_PARAMS_INIT;
   p.batch_size = batch.num_seqs;
-  p.num_q_heads = p.num_k_heads = p.num_v_heads = 1;
-  if (in.one_in(4)) p.num_v_heads = 2;
-  p.head_dim_k = p.head_dim_v = 8;
-  if (in.one_in(8)) p.head_dim_k = 24;
-  if (in.one_in(8)) p.head_dim_v = 16;
-  p.io_dtype = kFloats[in.below(3)];
+  ordinary_heads(in, &p);
   p.q = p.k = p.v = p.a = p.b = p.A_log = &set;
   p.output = &set;
   if (in.flag()) p.dt_bias = &set;

@@ -12,36 +12,21 @@ using Params = gdn_prefill_params_t;
 
 alignas(256) char set;  // the address of a field that is to get a place
 
-struct Shapes {
-  Shape q, k, v, output, g, beta, A_log, dt_bias;
-  Wide elements;
+struct Shapes : TokenShapes<Params> {
+  Shape g, beta;
 
-  explicit Shapes(const Params& p) {
-    const int32_t heads = std::max(p.num_q_heads, p.num_v_heads);
-    const gdn_dtype_t io = p.io_dtype;
-    q = {p.num_tokens, p.num_q_heads, p.head_dim_k, p.q_token_stride, p.q_head_stride, io};
-    k = {p.num_tokens, p.num_k_heads, p.head_dim_k, p.k_token_stride, p.k_head_stride, io};
-    v = {p.num_tokens, p.num_v_heads, p.head_dim_v, p.v_token_stride, p.v_head_stride, io};
-    output = {p.num_tokens, heads, p.head_dim_v, p.output_token_stride, p.output_head_stride, io};
+  explicit Shapes(const Params& p) : TokenShapes(p) {
+    const int32_t heads = state_heads(p);
     g = {p.num_tokens, heads, 1, p.g_token_stride, p.g_head_stride, p.g_dtype};
     beta = {p.num_tokens, heads, 1, p.beta_token_stride, p.beta_head_stride, p.beta_dtype};
-    A_log = {1, heads, 1, 0, 0, p.A_log_dtype};
-    dt_bias = {1, heads, 1, 0, 0, p.dt_bias_dtype};
-    elements = state_elements(heads, p.head_dim_v, p.head_dim_k);
   }
 };
 
 // Valid as built: shapes, dtypes, and which optional operands there are.
 Params ordinary(Bytes& in, const Batch& batch) {
-  static constexpr gdn_dtype_t kFloats[] = {GDN_FLOAT32, GDN_BFLOAT16, GDN_FLOAT16};
   Params p = GDN_PREFILL_PARAMS_INIT;
   p.num_seqs = batch.num_seqs, p.num_tokens = batch.num_tokens;
-  p.num_q_heads = p.num_k_heads = p.num_v_heads = 1;
-  if (in.one_in(4)) p.num_v_heads = 2;
-  p.head_dim_k = p.head_dim_v = 8;
-  if (in.one_in(8)) p.head_dim_k = 24;
-  if (in.one_in(8)) p.head_dim_v = 16;
-  p.io_dtype = kFloats[in.below(3)];
+  ordinary_heads(in, &p);
   p.q = p.k = p.v = p.cu_seqlens = &set;
   p.output = &set;
   if (in.flag()) p.g = &set, p.gate = static_cast<gdn_gate_t>(in.below(3));

@@ -12,22 +12,13 @@ using Params = gdn_verify_params_t;
 
 alignas(256) char set;  // the address of a field that is to get a place
 
-struct Shapes {
-  Shape q, k, v, output, a, b, A_log, dt_bias;
-  Wide elements;
+struct Shapes : TokenShapes<Params> {
+  Shape a, b;
 
-  explicit Shapes(const Params& p) {
-    const int32_t heads = std::max(p.num_q_heads, p.num_v_heads);
-    const gdn_dtype_t io = p.io_dtype;
-    q = {p.num_tokens, p.num_q_heads, p.head_dim_k, p.q_token_stride, p.q_head_stride, io};
-    k = {p.num_tokens, p.num_k_heads, p.head_dim_k, p.k_token_stride, p.k_head_stride, io};
-    v = {p.num_tokens, p.num_v_heads, p.head_dim_v, p.v_token_stride, p.v_head_stride, io};
-    output = {p.num_tokens, heads, p.head_dim_v, p.output_token_stride, p.output_head_stride, io};
+  explicit Shapes(const Params& p) : TokenShapes(p) {
+    const int32_t heads = state_heads(p);
     a = {p.num_tokens, heads, 1, p.a_token_stride, p.a_head_stride, p.a_dtype};
     b = {p.num_tokens, heads, 1, p.b_token_stride, p.b_head_stride, p.b_dtype};
-    A_log = {1, heads, 1, 0, 0, p.A_log_dtype};
-    dt_bias = {1, heads, 1, 0, 0, p.dt_bias_dtype};
-    elements = state_elements(heads, p.head_dim_v, p.head_dim_k);
   }
 };
 
@@ -51,16 +42,10 @@ struct Drafts {
 };
 
 Params ordinary(Bytes& in, const Batch& batch, const Drafts& drafts) {
-  static constexpr gdn_dtype_t kFloats[] = {GDN_FLOAT32, GDN_BFLOAT16, GDN_FLOAT16};
   Params p = GDN_VERIFY_PARAMS_INIT;
   p.num_seqs = batch.num_seqs, p.num_tokens = std::min<int64_t>(drafts.cu_seqlens.back(), 60) & 63;
   p.max_draft = 4;
-  p.num_q_heads = p.num_k_heads = p.num_v_heads = 1;
-  if (in.one_in(4)) p.num_v_heads = 2;
-  p.head_dim_k = p.head_dim_v = 8;
-  if (in.one_in(8)) p.head_dim_k = 24;
-  if (in.one_in(8)) p.head_dim_v = 16;
-  p.io_dtype = kFloats[in.below(3)];
+  ordinary_heads(in, &p);
   p.q = p.k = p.v = p.a = p.b = p.A_log = &set;
   p.output = p.drafts = &set;
   if (in.flag()) p.dt_bias = &set;

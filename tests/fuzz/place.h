@@ -31,6 +31,48 @@ struct Shape {
   Wide bytes() const;  // up to the last element
 };
 
+// Operands that every operation names alike; A_log and dt_bias are [H].
+template <class Params>
+struct HeadShapes {
+  Shape A_log, dt_bias;
+  Wide elements;
+
+  explicit HeadShapes(const Params& p) {
+    const int32_t heads = state_heads(p);
+    A_log = {1, heads, 1, 0, 0, p.A_log_dtype};
+    dt_bias = {1, heads, 1, 0, 0, p.dt_bias_dtype};
+    elements = state_elements(heads, p.head_dim_v, p.head_dim_k);
+  }
+  static int32_t state_heads(const Params& p) { return std::max(p.num_q_heads, p.num_v_heads); }
+};
+
+// The same with the operands of those whose rows are tokens.
+template <class Params>
+struct TokenShapes : HeadShapes<Params> {
+  Shape q, k, v, output;
+
+  explicit TokenShapes(const Params& p) : HeadShapes<Params>(p) {
+    const int32_t heads = this->state_heads(p);
+    const gdn_dtype_t io = p.io_dtype;
+    q = {p.num_tokens, p.num_q_heads, p.head_dim_k, p.q_token_stride, p.q_head_stride, io};
+    k = {p.num_tokens, p.num_k_heads, p.head_dim_k, p.k_token_stride, p.k_head_stride, io};
+    v = {p.num_tokens, p.num_v_heads, p.head_dim_v, p.v_token_stride, p.v_head_stride, io};
+    output = {p.num_tokens, heads, p.head_dim_v, p.output_token_stride, p.output_head_stride, io};
+  }
+};
+
+// Few heads of small sizes, mostly equal.
+template <class Params>
+void ordinary_heads(Bytes& in, Params* p) {
+  static constexpr gdn_dtype_t kFloats[] = {GDN_FLOAT32, GDN_BFLOAT16, GDN_FLOAT16};
+  p->num_q_heads = p->num_k_heads = p->num_v_heads = 1;
+  if (in.one_in(4)) p->num_v_heads = 2;
+  p->head_dim_k = p->head_dim_v = 8;
+  if (in.one_in(8)) p->head_dim_k = 24;
+  if (in.one_in(8)) p->head_dim_v = 16;
+  p->io_dtype = kFloats[in.below(3)];
+}
+
 struct Place {
   Bytes& in;
   bool oversized = false;
