@@ -19,33 +19,7 @@ import timing
 import torch
 
 import gdn_paged
-
-DIM = 128
-PAGE = 1024
-HEADS = {
-    "TP8": (2, 8),
-    "TP4": (4, 16),
-    "TP2": (8, 32),
-    "TP1": (16, 64),
-    "35B": (16, 32),
-    "27B2": (8, 24),
-    "27B1": (16, 48),
-    "2B": (16, 16),
-    "sym32": (32, 32),
-}
-LENGTHS = (
-    *("1x32768", "1x16384", "1x8192", "1x4096", "1x2048", "28672+4096", "24576+8192", "16384x2"),
-    *("12288+4096", "6144+2048", "4096x2", "1024+7168", "8192x4", "4096x8", "2048x4", "1024x8"),
-    *("256x64", "1x512"),
-)
-
-
-def lengths_of(name: str) -> list[int]:
-    """Of "1x512": one sequence of 512; of "512x4": four; of "512+64": these two."""
-    if "+" in name:
-        return [int(n) for n in name.split("+")]
-    first, second = (int(n) for n in name.split("x"))
-    return [second] if first == 1 else [first] * second
+from gdn_paged._bench.grid import DIM, HEADS, LENGTHS, PAGE, lengths_of
 
 
 class PrefillInputs:

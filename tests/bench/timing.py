@@ -1,99 +1,13 @@
-"""Timing on one GPU: captured graphs, device events, the host cost of a call, copy bandwidth."""
+"""Timing on one GPU, as `python -m gdn_paged bench` does it."""
 
-from __future__ import annotations
+from gdn_paged._bench.machine import Step
+from gdn_paged._bench.torch_cuda import (
+    burst_us,
+    capture,
+    copy_bandwidth,
+    elapsed_us,
+    graph_us,
+    host_us,
+)
 
-import math
-import statistics
-import time
-from collections.abc import Callable
-
-import torch
-
-Step = Callable[[int], None]
-
-
-def capture(step: Step, repeats: int) -> torch.cuda.CUDAGraph:
-    """A graph of step(0) .. step(repeats - 1), replayed once."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(repeats):
-            step(i)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
-
-
-def elapsed_us(work: Callable[[], object], times: int) -> float:
-    """Device time of what `times` calls of `work` enqueue, in microseconds."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        work()
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) * 1e3
-
-
-def graph_us(
-    contenders: dict[str, Step], repeats: int, rounds: int = 5, round_ms: float = 20.0
-) -> dict[str, float]:
-    """Microseconds per step of each contender: median of rounds that take the contenders in turn.
-
-    Every step(i) is one call on data set i; `repeats` disjoint sets keep the caches cold. A round
-    replays each graph for at least `round_ms`, so that the gap before the first replay is small.
-    """
-    graphs = {name: capture(step, repeats) for name, step in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    replays = dict.fromkeys(graphs, 2)
-    for turn in range(rounds + 1):
-        for name, graph in graphs.items():
-            count = replays[name]
-            us = elapsed_us(graph.replay, count)
-            if turn == 0:  # warm-up: how many replays make a round
-                replays[name] = max(2, math.ceil(round_ms * 1e3 * count / us))
-            else:
-                times[name].append(us / (count * repeats))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def burst_us(step: Step, rounds: int = 7, pause_s: float = 0.25) -> float:
-    """Microseconds per step of two replays on a card that has rested: median of the rounds.
-
-    A saturated H200 is limited by power: the same launch differs by up to 17 % between a card
-    that has rested and one under load, such as `graph_us` sees.
-    """
-    graph = capture(step, repeats=1)
-    times = []
-    for _ in range(rounds):
-        time.sleep(pause_s)
-        graph.replay()  # wakes the card
-        times.append(elapsed_us(graph.replay, 2) / 2)
-    return statistics.median(times)
-
-
-def host_us(step: Step, calls: int = 50, rounds: int = 9) -> float:
-    """Host microseconds of one eager call, without waiting for the device: median of the rounds.
-
-    The device is idle before a round, so that none waits for a place in the queue."""
-    step(0)
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            step(0)
-        times.append((time.perf_counter() - start) / calls)
-    torch.cuda.synchronize()
-    return statistics.median(times) * 1e6
-
-
-def copy_bandwidth(gib: int = 2) -> float:
-    """Bytes read plus written per second of a device-to-device copy, the best of five."""
-    source = torch.empty(gib * 1024**3, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    best = 0.0
-    for _ in range(5):
-        us = elapsed_us(lambda: target.copy_(source), 5)
-        best = max(best, 5 * 2 * source.numel() / us * 1e6)
-    return best
+__all__ = ["Step", "burst_us", "capture", "copy_bandwidth", "elapsed_us", "graph_us", "host_us"]
