@@ -78,6 +78,15 @@ old_jax() {  # the oldest JAX that is served: its headers build the handlers, it
   fi
 }
 
+old_cmake() {  # the oldest CMake that is served, which a build takes if the system has it
+  [[ -e $work/old-cmake/bin/cmake ]] ||
+    python -m pip install --quiet --no-deps --target "$work/old-cmake" cmake==3.25.2
+  local cuda=AUTO
+  [[ -z ${GDN_PAGED_NO_CUDA:-} ]] || cuda=OFF
+  PYTHONPATH=$work/old-cmake "$work/old-cmake/bin/cmake" -S . -B "$work/build-old-cmake" \
+    -DGDN_PAGED_CUDA=$cuda
+}
+
 lint() {
   ruff check .
   ruff format --check .
@@ -157,6 +166,7 @@ step "environment" environment
 step "oldest jax" old_jax
 step "lint and format" lint
 step "wheel" wheel
+step "configured by the oldest CMake" old_cmake
 step "types" mypy
 step "library and ctest" library
 step "static analysis" analysis
