@@ -86,13 +86,12 @@ struct StateTile {
   uint4 vectors[Traits::kVectors][2];
 
   __device__ __forceinline__ void load(const typename Traits::State* from) {
-#pragma unroll
-    for (int i = 0; i < Traits::kVectors; ++i) load_vector(i, from);
-  }
-  __device__ __forceinline__ void load_vector(int i, const typename Traits::State* from) {
     const Streaming streaming(true);
-    vectors[i][0] = streaming.load(from + vector_offset<Traits>(i));
-    vectors[i][1] = streaming.load(from + vector_offset<Traits>(i) + 2 * Traits::kDim);
+#pragma unroll
+    for (int i = 0; i < Traits::kVectors; ++i) {
+      vectors[i][0] = streaming.load(from + vector_offset<Traits>(i));
+      vectors[i][1] = streaming.load(from + vector_offset<Traits>(i) + 2 * Traits::kDim);
+    }
   }
   __device__ __forceinline__ void clear() {
 #pragma unroll

@@ -125,11 +125,6 @@ struct TileRows {
       const State* from = state_of<State>(p.problem.pool, s.read_row, h, Traits::kHead);
       state.load(from + row * Traits::kDim + column<Traits>(0, c));
     }
-    load_operands(p, s, h, record, first_row);
-  }
-  __device__ __forceinline__ void load_operands(const VerifyParams& p, const VerifySequence& s,
-                                                int32_t h, const Record& record, int first_row) {
-    const int r = this_lane() / 4, c = this_lane() % 4, row = first_row + row_of(r);
     old_u[0] = old_u[1] = float2{};
     if (s.accepted > 0 && record.has_pair(c)) {
       old_u[0] = *record.updates(row, c);
@@ -164,22 +159,16 @@ __device__ __forceinline__ int64_t fold_page(const VerifySequence& s, int f) {
 template <class Traits>
 __device__ __forceinline__ void pass_over_state(const VerifyShared<Traits>& shared,
                                                 const VerifyParams& p, int32_t h,
-                                                TileRows<Traits>& rows, int first_row,
-                                                bool fetch_next, float (&sk)[4], float (&sq)[4]) {
+                                                const TileRows<Traits>& rows, int first_row,
+                                                float (&sk)[4], float (&sq)[4]) {
   using State = typename Traits::State;
   using Io = typename Traits::Io;
   const VerifySequence& sequence = shared.sequence;
   const int lane = this_lane(), c = lane % 4;
   const int at = (first_row + row_of(lane / 4)) * Traits::kDim + column<Traits>(0, c);
   const Streaming streaming(true);
-  const bool has_tokens = sequence.length > 0, reads = sequence.read_row >= 0;
+  const bool has_tokens = sequence.length > 0;
   const int num_folds = shared.num_folds;
-  // The next tile's rows take the registers of this one's as they are used up.
-  const State* next = nullptr;
-  if (fetch_next && reads) {
-    next = state_of<State>(p.problem.pool, sequence.read_row, h, Traits::kHead) + at +
-           16 * Traits::kDim;
-  }
   uint32_t u[2][4] = {}, mask[2] = {};
   State* to[2] = {};
 #pragma unroll
@@ -194,7 +183,6 @@ __device__ __forceinline__ void pass_over_state(const VerifyShared<Traits>& shar
   for (int i = 0; i < Traits::kVectors; ++i) {
     const int step = i * Traits::kVectorSteps, offset = vector_offset<Traits>(i);
     StateStep<Traits> s(rows.state.vectors[i]);
-    if (next != nullptr) rows.state.load_vector(i, next);
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
       if (f >= num_folds) break;
@@ -307,9 +295,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 #pragma unroll 1
   for (int i = 0; i < Traits::kTiles; ++i) {
     const int first_row = 16 * (first_tile + i);
-    if (i > 0) rows.load_operands(p, s, h, record, first_row);
+    if (i > 0) rows.load(p, s, h, record, first_row);
     float sk[4] = {}, sq[4] = {};
-    pass_over_state(shared, p, h, rows, first_row, i + 1 < Traits::kTiles, sk, sq);
+    pass_over_state(shared, p, h, rows, first_row, sk, sq);
     if (!has_tokens) continue;
     if (i == 0) __syncthreads();  // the triangle is ready
     finish_tile(shared, p, h, record, first_row, rows.v, sk, sq);
