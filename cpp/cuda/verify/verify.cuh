@@ -67,10 +67,6 @@ __device__ __forceinline__ void resolve_block(VerifyShared<Traits>& shared, cons
   shared.num_folds = folds;
 }
 
-__device__ __forceinline__ uint2 load_operand(const Tensor& t, int64_t offset, bool vectors) {
-  return vectors ? load_four(t, offset) : load_elements(t, offset);
-}
-
 // One step of k, q and the draft's keys: into shared memory as fragments.
 template <class Traits>
 struct StepKeys {
