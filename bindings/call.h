@@ -72,6 +72,14 @@ class Call {
   Operand per_head(const char* name, nb::handle object, int64_t heads);
   // A dense int32 or int64 table of `size` entries (kAny: any number).
   Table table(const char* name, nb::handle object, int64_t size);
+  // The optional array of the params that have a page table.
+  template <class Params>
+  void initial_pages(nb::handle object, int64_t size, Params& p) {
+    if (object.is_none()) return;
+    const Table pages = table("initial_page_indices", object, size);
+    p.initial_page_indices = pages.data;
+    p.initial_page_indices_dtype = pages.dtype;
+  }
   // int32 alone, as the slots functions return them.
   const void* slot_array(const char* name, nb::handle object, int64_t size);
   // [rows, H, V, K] with dense rows.

@@ -11,7 +11,8 @@ enum Common : int {
   kNumThreads, kBackend, kCommonCount
 };
 enum Paged : int {
-  kStatePool = kCommonCount, kPageIndices, kPageIndptr, kLastPageLen, kSlots, kPagedCount
+  kStatePool = kCommonCount, kPageIndices, kPageIndptr, kLastPageLen, kSlots, kInitialPages,
+  kPagedCount
 };
 enum Pretranspose : int {
   kState = kCommonCount, kInitialState, kInitialStateIndices, kOutputStateIndices,
@@ -145,6 +146,7 @@ void set_paged(DecodeCall& c) {
   p.page_indptr_dtype = indptr.dtype;
   p.last_page_len = last.data;
   p.last_page_len_dtype = last.dtype;
+  c.call.initial_pages(c.args[kInitialPages], p.batch_size, p);
   c.pool = c.call.pool("state_pool", c.args[kStatePool], c.heads, Access::kWrite);
   p.state_pool = &c.pool;
   set_slots(c);

@@ -24,13 +24,17 @@ namespace ffi = xla::ffi;
 // clang-format off
 enum Prefill : int {
   kQ, kK, kV, kG, kBeta, kALog, kDtBias, kCuSeqlens, kPageIndices, kPageIndptr, kLastPageLen,
-  kStatePool, kStateIndices, kOutputStateIndices, kCheckpointCuStarts, kPrefixLens, kPlan
+  kStatePool, kStateIndices, kOutputStateIndices, kCheckpointCuStarts, kPrefixLens, kPlan,
+  kInitialPages
 };
 enum Decode : int {
   kDecodeQ, kDecodeK, kDecodeV, kDecodeALog, kDecodeA, kDecodeDtBias, kDecodeB, kDecodePageIndices,
-  kDecodePageIndptr, kDecodeLastPageLen, kDecodeStatePool, kDecodeReads, kDecodeWrites
+  kDecodePageIndptr, kDecodeLastPageLen, kDecodeStatePool, kDecodeReads, kDecodeWrites,
+  kDecodeInitialPages
 };
-enum Table : int { kTableCuSeqlens, kTablePageIndices, kTablePageIndptr, kTableLastPageLen };
+enum Table : int {
+  kTableCuSeqlens, kTablePageIndices, kTablePageIndptr, kTableLastPageLen, kTableInitialPages
+};
 enum Size : int {
   kNumTokens, kNumPages, kPageSize, kNumQHeads, kNumKHeads, kNumVHeads, kHeadDimK, kHeadDimV,
   kIoDtype, kStateDtype, kFlags, kSizeCount
@@ -168,8 +172,14 @@ void set_qkv(const Array& q, const Array& k, const Array& v, Params* p) {
   p->v = v.data;
 }
 
+struct TablePlaces {
+  int page_indices;  // page_indptr and last_page_len come behind it
+  int initial_pages;
+};
+
 template <class Params>
-void set_page_table(const Call& call, int page_indices, Params* p) {
+void set_page_table(const Call& call, const TablePlaces& at, Params* p) {
+  const int page_indices = at.page_indices;
   const Array indices = call.operand(page_indices, 1), indptr = call.operand(page_indices + 1, 1);
   const Array last = call.operand(page_indices + 2, 1);
   p->page_indices = indices.data;
@@ -179,6 +189,9 @@ void set_page_table(const Call& call, int page_indices, Params* p) {
   p->page_indptr_dtype = indptr.dtype;
   p->last_page_len = last.data;
   p->last_page_len_dtype = last.dtype;
+  const Array initial = call.operand(at.initial_pages, 1);
+  p->initial_page_indices = initial.data;
+  p->initial_page_indices_dtype = initial.dtype;
 }
 
 void set_sequences(const Call& call, gdn_prefill_params_t* p) {
@@ -188,7 +201,7 @@ void set_sequences(const Call& call, gdn_prefill_params_t* p) {
   p->num_seqs = cu_seqlens.dims[0] - 1;
   p->cu_seqlens = cu_seqlens.data;
   p->cu_seqlens_dtype = cu_seqlens.dtype;
-  set_page_table(call, kPageIndices, p);
+  set_page_table(call, {kPageIndices, kInitialPages}, p);
   p->state_indices = call.operand(kStateIndices, 1).data;
   p->output_state_indices = call.operand(kOutputStateIndices, 1).data;
   p->checkpoint_cu_starts = call.operand(kCheckpointCuStarts, 1).data;
@@ -293,7 +306,7 @@ void decode_paged(const Call& call) {
   set_operands(call, &p);
   p.flags = static_cast<uint64_t>(call.attribute<int64_t>("flags"));
   p.scale = call.attribute<double>("scale");
-  set_page_table(call, kDecodePageIndices, &p);
+  set_page_table(call, {kDecodePageIndices, kDecodeInitialPages}, &p);
   p.initial_state_indices = call.operand(kDecodeReads, 1).data;
   p.output_state_indices = call.operand(kDecodeWrites, 1).data;
   const gdn_pool_t pool = pool_of(call, kDecodeStatePool);
@@ -306,7 +319,8 @@ void slots(const Call& call) {
   gdn_page_table_params_t p = GDN_PAGE_TABLE_PARAMS_INIT;
   call.set_launch(&p);
   p.page_size = call.attribute<int64_t>("page_size");
-  set_page_table(call, kTablePageIndices, &p);
+  p.flags = static_cast<uint64_t>(call.attribute<int64_t>("flags"));
+  set_page_table(call, {kTablePageIndices, kTableInitialPages}, &p);
   p.num_seqs = call.operand(kTableLastPageLen, 1).dims[0];
   const auto result = [&](size_t i) { return static_cast<int32_t*>(call.result(i, 1).data); };
   p.state_indices = result(0);

@@ -8,7 +8,7 @@ namespace {
 enum Flat : int {
   kInitialState = kCommonCount, kOutputFinalState, kOutputState, kStateCheckpoints,
   kCheckpointCuStarts, kCheckpointEvery, kUseCp, kStateIndices, kMaxSeqlen, kCuSeqlensCpu,
-  kOutputStateIndices, kCheckpointStateIndices, kPrefixLens, kFlatCount
+  kOutputStateIndices, kCheckpointStateIndices, kPrefixLens, kAllowUnaligned, kFlatCount
 };
 // clang-format on
 
@@ -143,6 +143,9 @@ void set_hints(PrefillCall& c) {
 void set_flat(PrefillCall& c) {
   set_common(c);
   c.p.checkpoint_every_n_tokens = to_int64("checkpoint_every_n_tokens", c.args[kCheckpointEvery]);
+  if (to_bool("allow_unaligned_pages", c.args[kAllowUnaligned])) {
+    c.p.flags |= GDN_ALLOW_UNALIGNED_PAGES;
+  }
   const bool has_final_state = to_bool("output_final_state", c.args[kOutputFinalState]);
   check_needs(c, has_final_state);
   set_initial_state(c, !c.args[kStateIndices].is_none());

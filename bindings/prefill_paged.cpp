@@ -8,7 +8,8 @@ namespace {
 
 // clang-format off
 enum Paged : int {
-  kStatePool = kCommonCount, kPageIndices, kPageIndptr, kPageSize, kLastPageLen, kSlots, kPagedCount
+  kStatePool = kCommonCount, kPageIndices, kPageIndptr, kPageSize, kLastPageLen, kSlots,
+  kInitialPages, kAllowUnaligned, kPagedCount
 };
 // clang-format on
 
@@ -41,6 +42,10 @@ void set_page_table(PrefillCall& c) {
   p.last_page_len_dtype = last.dtype;
   p.page_size = to_int64("page_size", c.args[kPageSize]);
   if (p.page_size == 0) fail("page_size: 0; expected a positive multiple of 64");
+  if (to_bool("allow_unaligned_pages", c.args[kAllowUnaligned])) {
+    p.flags |= GDN_ALLOW_UNALIGNED_PAGES;
+  }
+  c.call.initial_pages(c.args[kInitialPages], p.num_seqs, p);
   c.pool = c.call.pool("state_pool", c.args[kStatePool], c.heads, Access::kWrite);
   p.state_pool = &c.pool;
 }

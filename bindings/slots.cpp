@@ -16,6 +16,8 @@ enum Position : int {
   kLastPageLen,
   kStream,
   kNumThreads,
+  kInitialPages,
+  kAllowUnaligned,
   kCount
 };
 
@@ -53,6 +55,10 @@ struct TableCall {
     p.page_indptr_dtype = indptr.dtype;
     p.last_page_len = last.data;
     p.last_page_len_dtype = last.dtype;
+    call.initial_pages(args[kInitialPages], p.num_seqs, p);
+    if (to_bool("allow_unaligned_pages", args[kAllowUnaligned])) {
+      p.flags |= GDN_ALLOW_UNALIGNED_PAGES;
+    }
   }
 
   // An int32 array [num_seqs] for a result.

@@ -39,6 +39,7 @@ class PageTable:
     last_page_len: np.ndarray  # [N]
     page_size: int = 64
     cu_seqlens: np.ndarray | None = None  # [N + 1]
+    initial_pages: np.ndarray | None = None  # [N], -1: the own page
 
     @property
     def num_seqs(self) -> int:

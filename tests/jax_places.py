@@ -24,6 +24,7 @@ from targets import Target  # noqa: E402
 STATIC = (
     *("scale", "page_size", "use_qk_l2norm_in_kernel", "gate_domain", "use_gate_in_kernel"),
     *("beta_is_logit", "use_qk_l2norm", "deterministic", "num_threads", "backend"),
+    "allow_unaligned_pages",
 )
 
 

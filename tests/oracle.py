@@ -114,6 +114,11 @@ class Oracle:
         """Entry of the page that holds the last prefix token, -1 if the prefix is empty."""
         return (prefix - 1) // page_size if prefix > 0 else -1
 
+    def initial_page(self, table: PageTable, b: int, own: int) -> int:
+        """The page that a sequence with a prefix starts from, unless it is its own."""
+        given = -1 if table.initial_pages is None else int(table.initial_pages[b])
+        return own if given == -1 else given
+
     def page_ends(self, prefix: int, length: int, page_size: int) -> list[tuple[int, int]]:
         """(new tokens so far, entry) of every page end in (prefix, prefix + length]."""
         first, last = prefix // page_size, (prefix + length) // page_size
@@ -134,7 +139,9 @@ class Oracle:
             return
         read = self.read_entry(s.prefix, size, pages)
         touched = [self.page(table, b, j) for j in range(s.prefix // size, pages)]
-        s.read_row = self.page(table, b, read) if read >= 0 else -1
+        s.read_row = -1
+        if read >= 0:
+            s.read_row = self.initial_page(table, b, self.page(table, b, read))
         s.live = all(-1 <= row < num_rows for row in [*touched, s.read_row])
         if s.live:
             ends = self.page_ends(s.prefix, s.length, size)
@@ -224,6 +231,8 @@ class Oracle:
         read = write
         if last == 1:
             read = self.page(table, b, pages - 2) if pages > 1 else -1
+        if last > 1 or pages > 1:
+            read = self.initial_page(table, b, read)
         in_range = 0 <= write < num_rows and -1 <= read < num_rows
         return (read, write) if in_range else (-1, -1)
 

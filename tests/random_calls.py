@@ -108,6 +108,25 @@ def _table(lists, totals, page_size: int, cu) -> PageTable:
     )
 
 
+def _forks(draw, rng, table: PageTable, spans, pool: np.ndarray, state_dtype: str):
+    """Some sequences with a prefix start from a page of their own choice, past the pool's last; the
+    page they would start from is then poisoned. `spans`: tokens before and new ones."""
+    if not draw(st.booleans()):
+        return table, pool
+    initial = np.full(len(spans), -1)
+    extra = [pool]
+    for b, (prefix, new) in enumerate(spans):
+        if not prefix or not new or rng.random() < 0.4:
+            continue
+        own = int(table.indices[table.indptr[b] + (prefix - 1) // table.page_size])
+        initial[b] = sum(map(len, extra))
+        extra.append(rounded(0.2 * rng.standard_normal((1, *pool.shape[1:])), state_dtype))
+        first = table.indptr[b] + prefix // table.page_size
+        if own >= 0 and own in table.indices[first : table.indptr[b + 1]]:  # b's alone
+            pool[own] = np.nan
+    return replace(table, initial_pages=initial), np.concatenate(extra)
+
+
 def _forms(draw, gate_dtype: str) -> dict[str, str]:
     return {
         "layout": draw(st.sampled_from(LAYOUTS)),
@@ -128,8 +147,9 @@ def _common(draw, device: str):
 @st.composite
 def prefills(draw, device: str = "cpu", max_seqs: int = 4, max_new: int = 150) -> Random:
     io, state_dtype, gate_dtype, dims, heads, rng = _common(draw, device)
-    page_size = draw(st.sampled_from([64, 64, 128, 192]))
+    page_size = draw(st.sampled_from([64, 64, 128, 192, 16, 100]))
     near = st.sampled_from([0, 0, 1, 63, 64, 65, 127, 128, 192])
+    near |= st.sampled_from([page_size - 1, page_size, page_size + 1])
     prefix, new = near | st.integers(0, 200), st.integers(1, max_new) | near
     lengths = draw(st.lists(st.tuples(prefix, new), min_size=min(1, max_seqs), max_size=max_seqs))
     lengths = [(p or int(n == 0), n) for p, n in lengths]  # a sequence holds a token at least
@@ -142,6 +162,7 @@ def prefills(draw, device: str = "cpu", max_seqs: int = 4, max_new: int = 150) -
         ids[(p - 1) // page_size] for ids, (p, n) in zip(lists, lengths, strict=True) if p and n
     }
     pool = _poisoned_pool(rng, (num_rows, H, V, K), state_dtype, readable - {-1})
+    table, pool = _forks(draw, rng, table, lengths, pool, state_dtype)
     call = Prefill(
         **_operands(rng, T, heads, dims, io),
         rows=table,
@@ -163,13 +184,15 @@ def decodes(draw, device: str = "cpu", max_rows: int = 6) -> Random:
     K, V = dims if isinstance(dims, tuple) else (dims, dims)
     readable = {ids[(p - 1) // 64] for ids, p in zip(lists, prefixes, strict=True) if p}
     pool = _poisoned_pool(rng, (num_rows, H, V, K), state_dtype, readable - {-1})
+    table = _table(lists, [p + 1 for p in prefixes], 64, None)
+    table, pool = _forks(draw, rng, table, [(p, 1) for p in prefixes], pool, state_dtype)
     call = Decode(
         **_operands(rng, B, heads, dims, io),
         A_log=rng.uniform(-3, 1, H).astype(np.float32).astype(np.float64),
         dt_bias=rng.uniform(-1, 1, H).astype(np.float32).astype(np.float64),
         a=rounded(rng.uniform(-6, 2, (B, H)), gate_dtype),
         b=rounded(rng.uniform(-3, 3, (B, H)), gate_dtype),
-        rows=_table(lists, [p + 1 for p in prefixes], 64, None),
+        rows=table,
         scale=draw(st.sampled_from([None, 0.5])),
         l2norm=draw(st.booleans()),
     )
@@ -189,7 +212,7 @@ def slot_prefills(draw, device: str = "cpu") -> SlotCase:
     io, state_dtype, gate_dtype, dims, heads, rng = _common(draw, device)
     near = st.sampled_from([0, 1, 63, 64, 65, 128]) | st.integers(0, 150)
     lengths = draw(st.lists(st.tuples(near, near), min_size=1, max_size=4))
-    every, one_pool = draw(st.sampled_from([0, 64, 128])), draw(st.booleans())
+    every, one_pool = draw(st.sampled_from([0, 64, 128, 16, 100])), draw(st.booleans())
     holes, N = draw(st.booleans()), len(lengths)
     counts = [(p + n) // every - p // every if every else 0 for p, n in lengths]
     cu, starts = np.cumsum([0] + [n for _, n in lengths]), np.cumsum([0, *counts])
@@ -223,8 +246,14 @@ def slot_prefills(draw, device: str = "cpu") -> SlotCase:
 def permuted_pages(made: Random, order: np.ndarray) -> Random:
     """The same call with page p renamed order[p]."""
     table = made.call.rows
-    indices = np.array([order[row] if row >= 0 else row for row in table.indices], np.int64)
+    names = {"indices": table.indices}
+    if table.initial_pages is not None:
+        names["initial_pages"] = table.initial_pages
+    renamed = {
+        name: np.array([order[row] if row >= 0 else row for row in rows], np.int64)
+        for name, rows in names.items()
+    }
     pool = np.empty_like(made.pool)
     pool[order] = made.pool
-    call = replace(made.call, rows=replace(table, indices=indices))
+    call = replace(made.call, rows=replace(table, **renamed))
     return replace(made, call=call, pool=pool)

@@ -25,6 +25,10 @@ def is_unserved(error: BaseException) -> bool:
     return re.search(f"'cuda_sm90' refuses.*: .*({reason})", str(error)) is not None
 
 
+def unaligned(page_size: int) -> dict[str, bool]:
+    return {"allow_unaligned_pages": True} if page_size % 64 else {}
+
+
 @dataclass(eq=False)
 class PoolArray:
     """A pool in its framework: `view` [rows, H, V, K] of `base` [rows, H V K + gap]."""
@@ -115,13 +119,15 @@ class Target:
                 for name, x in (("A_log", call.A_log), ("dt_bias", call.dt_bias))
             }
         if isinstance(rows, PageTable):
-            return (
-                arguments | self.page_arguments(rows, index_dtype) | {"page_size": rows.page_size}
-            )
+            pages = self.page_arguments(rows, index_dtype) | {"page_size": rows.page_size}
+            return arguments | pages | unaligned(rows.page_size)
         return arguments | self.slot_arguments(rows, index_dtype)
 
     def page_arguments(self, table: PageTable, index_dtype="int32") -> dict[str, Any]:
+        names: tuple[tuple[str, str], ...]
         names = (("page_indices", "indices"), ("page_indptr", "indptr"), ("last_page_len",) * 2)
+        if table.initial_pages is not None:
+            names += (("initial_page_indices", "initial_pages"),)
         return {name: self.table(getattr(table, source), index_dtype) for name, source in names}
 
     def slot_arguments(self, slots: Slots, index_dtype="int32") -> dict[str, Any]:
@@ -133,7 +139,8 @@ class Target:
             "prefix_lens",
         )
         tables = {name: self.table(getattr(slots, name), index_dtype) for name in names}
-        return tables | {"checkpoint_every_n_tokens": slots.checkpoint_every}
+        every = {"checkpoint_every_n_tokens": slots.checkpoint_every}
+        return tables | every | unaligned(slots.checkpoint_every)
 
     def decode_arguments(
         self, call: Decode, io: str, *, layout="dense", index_dtype="int32", gate_dtype="fp32"

@@ -35,7 +35,10 @@ ARGUMENTS = {
     "gate_domain use_gate_in_kernel A_log dt_bias beta_is_logit cu_seqlens_cpu "
     "output_state_indices checkpoint_state_indices prefix_lens",
 }
-OURS = set("stream workspace plan validate deterministic num_threads backend".split())
+OURS = set(
+    "stream workspace plan validate deterministic num_threads backend initial_page_indices "
+    "allow_unaligned_pages".split()
+)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

@@ -85,7 +85,7 @@ def test_spare_tokens_are_not_touched(target, data):
 @given(
     data=st.data(),
     cuts=st.lists(st.integers(1, 299), max_size=6, unique=True),
-    page_size=st.sampled_from([64, 128]),
+    page_size=st.sampled_from([64, 128, 100]),
 )
 def test_chain_equals_one_call(target, data, cuts, page_size):
     """One sequence in any pieces (fp32 pool) gives what one call gives."""
@@ -131,6 +131,7 @@ def test_order_of_sequences(target, data):
         indices=np.concatenate(lists[::-1]),
         indptr=np.cumsum([0] + [len(ids) for ids in lists[::-1]]),
         last_page_len=table.last_page_len[::-1],
+        initial_pages=None if table.initial_pages is None else table.initial_pages[::-1],
     )
     fields = {x: getattr(call, x)[::-1] for x in ("q", "k", "v", "a", "b")}
     reverse = replace(made, call=replace(call, rows=backwards, **fields))

@@ -100,6 +100,7 @@ COMMON = [
 
 PREFILL = [
     *(value("page_size", size, str(size), "multiple of 64") for size in (0, -64, 63, 96, 528)),
+    *(value("page_size", size, "allow_unaligned_pages") for size in (1, 96, 528)),
     value("page_size", 64.0, "64.0", "int"),
     value("page_size", True, "True", "int"),
     edit("last_page_len", lambda x: x.repeat(2)[:4], "[4]", "[3]", label="last_page_len of N+1",

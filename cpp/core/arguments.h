@@ -49,6 +49,16 @@ struct TableArgument {
 };
 IndexTable check_table(const TableArgument& table);
 
+// initial_page_indices of the params that have a page table.
+template <class Params>
+IndexTable check_initial_pages(const Params& c, int64_t num_seqs) {
+  return check_table({.name = "initial_page_indices",
+                      .data = c.initial_page_indices,
+                      .dtype = c.initial_page_indices_dtype,
+                      .size = num_seqs,
+                      .required = false});
+}
+
 struct PoolArgument {
   const char* name = nullptr;
   const gdn_pool_t* pool = nullptr;
@@ -64,8 +74,9 @@ Threads check_threads(gdn_parallel_for_t parallel_for, void* context, int32_t co
 const char* check_backend(const char* backend);  // null for "auto"
 void check_flags(uint64_t flags, uint64_t known);
 void check_count(const char* name, int64_t count);  // 0 <= count < 2^31
-void check_page_size(int64_t page_size);
+void check_page_size(int64_t page_size, uint64_t flags);
 void check_absent(const char* name, const void* given, const char* form);  // of the other form
+void check_no_slots(const void* initial_page_indices, bool slots_given);
 float check_scale(double scale, bool is_explicit, int32_t head_dim_k);
 
 int64_t element_size(DType dtype);

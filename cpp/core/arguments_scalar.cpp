@@ -66,14 +66,25 @@ void check_count(const char* name, int64_t count) {
               static_cast<long long>(count));
 }
 
-void check_page_size(int64_t page_size) {
-  GDN_REQUIRE(page_size > 0 && page_size <= INT32_MAX && page_size % kChunk == 0,
-              "page_size: %lld given, a positive multiple of 64 expected",
-              static_cast<long long>(page_size));
+void check_page_size(int64_t page_size, uint64_t flags) {
+  const bool any = flags & GDN_ALLOW_UNALIGNED_PAGES;
+  GDN_REQUIRE(page_size > 0 && page_size <= INT32_MAX && (any || page_size % kChunk == 0),
+              "page_size: %lld given, a positive multiple of 64 expected%s",
+              static_cast<long long>(page_size),
+              any             ? ", or any positive number below 2^31"
+              : page_size > 0 ? ", or allow_unaligned_pages"
+                              : "");
 }
 
 void check_absent(const char* name, const void* given, const char* form) {
   GDN_REQUIRE(given == nullptr, "%s: %p given, NULL expected in the %s form", name, given, form);
+}
+
+void check_no_slots(const void* initial_page_indices, bool slots_given) {
+  GDN_REQUIRE(initial_page_indices == nullptr || !slots_given,
+              "initial_page_indices: %p given with slots, NULL expected (the call that computes "
+              "the slots takes it)",
+              initial_page_indices);
 }
 
 float check_scale(double scale, bool is_explicit, int32_t head_dim_k) {

@@ -45,12 +45,11 @@ PageTableReport find_two_writers(const PageTableProblem& p,
 PageTableReport find_write_and_read(const PageTableProblem& p,
                                     const std::vector<WrittenPage>& written) {
   for (int64_t b = 0; b < p.num_seqs; ++b) {
-    const int64_t entry = page_access(p, b).read;
-    if (entry < 0) continue;
-    const int64_t page = p.table.indices[entry];
+    const int64_t page = page_access(p, b).read;
+    if (page < 0) continue;
     const auto writer = std::lower_bound(written.begin(), written.end(), WrittenPage{page, 0});
     if (writer == written.end() || writer->page != page) continue;
-    if (sequence_of_entry(p, writer->entry) != b) return write_and_read(p, entry, writer->entry);
+    if (sequence_of_entry(p, writer->entry) != b) return write_and_read(p, b, writer->entry);
   }
   return broken(p, GDN_PAGE_TABLE_OK, 0);
 }
@@ -81,8 +80,10 @@ void write_offsets(const PageTableReport& r, Text* text) {
 }
 
 void write_page_id(const PageTableReport& r, Text* text) {
-  text->add("sequence %lld: page_indices[%lld] is %lld, expected ", number(r.sequence),
-            number(r.entry), number(r.value));
+  const bool initial = r.rule == GDN_PAGE_TABLE_INITIAL_PAGE;
+  text->add("sequence %lld: %s[%lld] is %lld, expected ", number(r.sequence),
+            initial ? "initial_page_indices" : "page_indices", number(r.entry), number(r.value));
+  if (initial) text->add("-1 or ");
   if (r.expected == INT64_MAX) {
     text->add("a page id >= 0");
   } else {
@@ -121,7 +122,8 @@ void write_report(const PageTableReport& r, Text* text) {
     case GDN_PAGE_TABLE_EMPTY:
       return text->add("sequence %lld has an empty page list (page_indptr[%lld] is %lld)",
                        number(r.sequence), number(r.entry), number(r.value));
-    case GDN_PAGE_TABLE_PAGE_ID: return write_page_id(r, text);
+    case GDN_PAGE_TABLE_PAGE_ID:
+    case GDN_PAGE_TABLE_INITIAL_PAGE: return write_page_id(r, text);
     case GDN_PAGE_TABLE_LAST_PAGE_LEN: return write_last_page_len(r, text);
     case GDN_PAGE_TABLE_TOO_MANY_NEW:
       return text->add("sequence %lld has %lld new tokens but its table holds %lld",
@@ -134,9 +136,10 @@ void write_report(const PageTableReport& r, Text* text) {
       return text->add("page %lld written by sequences %lld and %lld (page_indices[%lld])",
                        number(r.value), number(r.expected), number(r.sequence), number(r.entry));
     case GDN_PAGE_TABLE_WRITE_AND_READ:
-      return text->add(
-          "page %lld written by sequence %lld and read by sequence %lld (page_indices[%lld])",
-          number(r.value), number(r.expected), number(r.sequence), number(r.entry));
+      return text->add("page %lld written by sequence %lld and read by sequence %lld (%s[%lld])",
+                       number(r.value), number(r.expected), number(r.sequence),
+                       r.entry < 0 ? "initial_page_indices" : "page_indices",
+                       number(r.entry < 0 ? r.sequence : r.entry));
     default:
       if (r.rule >= GDN_PAGE_TABLE_INDPTR_START && r.rule <= GDN_PAGE_TABLE_SEQLENS_END) {
         return write_offsets(r, text);

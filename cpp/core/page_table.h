@@ -63,7 +63,7 @@ GDN_HOST_DEVICE inline bool is_padding_row(const PageTableProblem& p, int64_t la
   return p.is_decode && p.allow_padding && last_page == -1;
 }
 
-// Rules 1 to 10 of sequence b, the first broken one or GDN_PAGE_TABLE_OK.
+// Rules 1 to 10 and 13 of sequence b, the first broken one or GDN_PAGE_TABLE_OK.
 GDN_HOST_DEVICE inline PageTableReport check_sequence(const PageTableProblem& p, int64_t b) {
   const PageTableReport offsets = check_offsets(p, b);
   const int64_t first = p.table.indptr[b], end = p.table.indptr[b + 1];
@@ -90,13 +90,18 @@ GDN_HOST_DEVICE inline PageTableReport check_sequence(const PageTableProblem& p,
   if (!p.is_decode && new_tokens(p, b) > total) {
     return broken_at(broken(p, GDN_PAGE_TABLE_TOO_MANY_NEW, b), b, new_tokens(p, b), total);
   }
+  const int64_t initial = initial_page(p.table, b, -1);
+  if (!valid_page(initial, p.num_pages)) {
+    return broken_at(broken(p, GDN_PAGE_TABLE_INITIAL_PAGE, b), b, initial, p.num_pages);
+  }
   return offsets;
 }
 
-// Entries of page_indices that sequence b of an intact table reads and writes.
+// What sequence b of an intact table reads and writes.
 struct PageAccess {
-  int64_t read = -1;  // -1: reads no page
-  int64_t write_begin = 0, write_end = 0;
+  int64_t read = -1;                       // a page; -1: none
+  int64_t read_entry = -1;                 // of page_indices; -1: initial_page_indices[b]
+  int64_t write_begin = 0, write_end = 0;  // entries of page_indices
 };
 
 GDN_HOST_DEVICE inline PageAccess page_access(const PageTableProblem& p, int64_t b) {
@@ -109,14 +114,19 @@ GDN_HOST_DEVICE inline PageAccess page_access(const PageTableProblem& p, int64_t
   if (p.is_decode) {
     if (p.table.indices[end - 1] == -1) return PageAccess();
     access.write_begin = end - 1;
-    access.read = last > 1 ? end - 1 : end - 2;
-    if (access.read < first) access.read = -1;
+    access.read_entry = last > 1 ? end - 1 : end - 2;
   } else {
     const int64_t prefix = (end - first - 1) * p.table.page_size + last - length;
     access.write_begin = first + prefix / p.table.page_size;
-    if (prefix > 0) access.read = first + (prefix - 1) / p.table.page_size;
+    access.read_entry = prefix > 0 ? first + (prefix - 1) / p.table.page_size : -1;
   }
-  if (access.read >= 0 && p.table.indices[access.read] == -1) access.read = -1;
+  if (access.read_entry < first) return access;
+  access.read = initial_page(p.table, b, -1);
+  if (access.read >= 0) {
+    access.read_entry = -1;
+  } else {
+    access.read = p.table.indices[access.read_entry];
+  }
   return access;
 }
 
@@ -141,11 +151,12 @@ GDN_HOST_DEVICE inline PageTableReport two_writers(const PageTableProblem& p, in
                    p.table.indices[entry], sequence_of_entry(p, other));
 }
 
-// Entry `entry` is read by its sequence; another sequence writes the page at entry `writer`.
-GDN_HOST_DEVICE inline PageTableReport write_and_read(const PageTableProblem& p, int64_t entry,
+// Sequence b reads a page that another sequence writes at entry `writer`.
+GDN_HOST_DEVICE inline PageTableReport write_and_read(const PageTableProblem& p, int64_t b,
                                                       int64_t writer) {
-  return broken_at(broken(p, GDN_PAGE_TABLE_WRITE_AND_READ, sequence_of_entry(p, entry)), entry,
-                   p.table.indices[entry], sequence_of_entry(p, writer));
+  const PageAccess access = page_access(p, b);
+  return broken_at(broken(p, GDN_PAGE_TABLE_WRITE_AND_READ, b), access.read_entry, access.read,
+                   sequence_of_entry(p, writer));
 }
 
 // The whole check on the host. Allocates: no launch function.

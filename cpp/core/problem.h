@@ -15,7 +15,7 @@
 
 namespace gdn {
 
-inline constexpr int64_t kChunk = 64;  // chunks lie on absolute multiples of this many tokens
+inline constexpr int64_t kChunk = 64;  // tokens of a chunk (core/chunks.h)
 
 enum class DType : int32_t {
   kInt32 = GDN_INT32,
@@ -86,10 +86,11 @@ struct Gates {
 
 // CSR page table, with the lengths that go with it.
 struct PageTable {
-  IndexTable indices;        // [num_indices]
-  IndexTable indptr;         // [num_seqs + 1]
-  IndexTable last_page_len;  // [num_seqs]
-  int64_t page_size = 0;     // 0 in decode
+  IndexTable indices;             // [num_indices]
+  IndexTable indptr;              // [num_seqs + 1]
+  IndexTable last_page_len;       // [num_seqs]
+  IndexTable initial_pages = {};  // [num_seqs], -1: the own page; absent: all -1
+  int64_t page_size = 0;          // 0 in decode
 };
 
 struct Device {

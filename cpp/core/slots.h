@@ -63,6 +63,12 @@ GDN_HOST_DEVICE inline bool valid_page(int64_t id, int64_t num_pages) {
   return id >= -1 && id < num_pages;
 }
 
+// The page that a sequence with a prefix starts from, `own` unless the caller names another one.
+GDN_HOST_DEVICE inline int64_t initial_page(const PageTable& table, int64_t b, int64_t own) {
+  const int64_t given = table.initial_pages ? table.initial_pages[b] : -1;
+  return given == -1 ? own : given;
+}
+
 // The page rules. A sequence with an empty page list or with a broken table is dead (prefix -1).
 // Pages that this call does not touch are not looked at.
 GDN_HOST_DEVICE inline PrefillSlots prefill_slots(const PageTable& table, int64_t num_pages,
@@ -81,7 +87,7 @@ GDN_HOST_DEVICE inline PrefillSlots prefill_slots(const PageTable& table, int64_
   }
   int64_t read_row = -1;
   if (prefix > 0) {
-    read_row = table.indices[first + (prefix - 1) / table.page_size];
+    read_row = initial_page(table, b, table.indices[first + (prefix - 1) / table.page_size]);
     if (!valid_page(read_row, num_pages)) return slots;
   }
   slots.read_row = read_row;
@@ -150,6 +156,7 @@ GDN_HOST_DEVICE inline DecodeRow decode_slots(const PageTable& table, int64_t nu
   int64_t read = write;
   // The token opens a page: continue the page before it; a sequence's first token has none.
   if (last_len == 1) read = pages >= 2 ? table.indices[first + pages - 2] : -1;
+  if (last_len > 1 || pages >= 2) read = initial_page(table, b, read);
   if (!valid_page(read, num_pages)) return row;
   row.read_row = read;
   row.write_row = write;

@@ -12,6 +12,7 @@ void read_sizes(const gdn_decode_params_t& c, DecodeProblem* p) {
   check_flags(c.flags, kFlags);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
   GDN_REQUIRE(c.reserved2 == 0, "reserved2: %d given, 0 expected", c.reserved2);
+  GDN_REQUIRE(c.reserved3 == 0, "reserved3: %d given, 0 expected", c.reserved3);
   read_launch(c, p);
   check_count("batch_size", c.batch_size);
   p->batch = c.batch_size;
@@ -82,7 +83,9 @@ void read_paged(const gdn_decode_params_t& c, bool required, DecodeProblem* p) {
   t.name = "last_page_len", t.data = c.last_page_len, t.dtype = c.last_page_len_dtype;
   t.size = p->batch;
   p->table.last_page_len = check_table(t);
+  p->table.initial_pages = check_initial_pages(c, p->batch);
   p->slots_given = p->initial_indices && p->output_indices;
+  check_no_slots(c.initial_page_indices, p->slots_given);
   GDN_REQUIRE(p->slots_given || (!p->initial_indices && !p->output_indices),
               "%s: NULL given, both initial_state_indices and output_state_indices or neither "
               "expected",
@@ -107,6 +110,7 @@ void read_slots(const gdn_decode_params_t& c, bool required, DecodeProblem* p) {
   check_absent("page_indices", c.page_indices, "slot");
   check_absent("page_indptr", c.page_indptr, "slot");
   check_absent("last_page_len", c.last_page_len, "slot");
+  check_absent("initial_page_indices", c.initial_page_indices, "slot");
   PoolArgument a = {.elements = p->heads.state_elements(), .required = required};
   a.data_required = required;
   a.name = "initial_state", a.pool = c.initial_state;
@@ -131,6 +135,7 @@ void check_output_overlap(const DecodeProblem& p) {
   check_no_overlap(output, span_of("page_indices", p.table.indices));
   check_no_overlap(output, span_of("page_indptr", p.table.indptr));
   check_no_overlap(output, span_of("last_page_len", p.table.last_page_len));
+  check_no_overlap(output, span_of("initial_page_indices", p.table.initial_pages));
   check_no_overlap(output, span_of("initial_state_indices", p.initial_indices));
   check_no_overlap(output, span_of("output_state_indices", p.output_indices));
   const int64_t state = h.state_elements();

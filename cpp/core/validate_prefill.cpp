@@ -7,12 +7,13 @@
 namespace gdn {
 namespace {
 
-constexpr uint64_t kFlags =
-    GDN_QK_L2NORM | GDN_BETA_IS_LOGIT | GDN_EXPLICIT_SCALE | GDN_BATCH_INVARIANT;
+constexpr uint64_t kFlags = GDN_QK_L2NORM | GDN_BETA_IS_LOGIT | GDN_EXPLICIT_SCALE |
+                            GDN_BATCH_INVARIANT | GDN_ALLOW_UNALIGNED_PAGES;
 
 void read_sizes(const gdn_prefill_params_t& c, PrefillProblem* p) {
   check_flags(c.flags, kFlags);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
+  GDN_REQUIRE(c.reserved2 == 0, "reserved2: %d given, 0 expected", c.reserved2);
   read_launch(c, p);
   check_count("num_seqs", c.num_seqs);
   check_count("num_tokens", c.num_tokens);
@@ -91,6 +92,7 @@ void check_output_overlap(const PrefillProblem& p) {
   check_no_overlap(output, span_of("page_indices", p.table.indices));
   check_no_overlap(output, span_of("page_indptr", p.table.indptr));
   check_no_overlap(output, span_of("last_page_len", p.table.last_page_len));
+  check_no_overlap(output, span_of("initial_page_indices", p.table.initial_pages));
   check_no_overlap(output, span_of("state_indices", p.state_indices));
   check_no_overlap(output, span_of("output_state_indices", p.output_state_indices));
   check_no_overlap(output, span_of("checkpoint_cu_starts", p.checkpoint_starts));

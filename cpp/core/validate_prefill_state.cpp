@@ -38,7 +38,7 @@ void read_slot_tables(const gdn_prefill_params_t& c, PrefillProblem* p) {
 
 void read_page_table(const gdn_prefill_params_t& c, bool required, PrefillProblem* p) {
   check_count("num_indices", c.num_indices);
-  check_page_size(c.page_size);
+  check_page_size(c.page_size, c.flags);
   p->table.page_size = c.page_size;
   TableArgument t = {.required = required};
   t.name = "page_indices", t.data = c.page_indices, t.dtype = c.page_indices_dtype;
@@ -50,6 +50,7 @@ void read_page_table(const gdn_prefill_params_t& c, bool required, PrefillProble
   t.name = "last_page_len", t.data = c.last_page_len, t.dtype = c.last_page_len_dtype;
   t.size = p->num_seqs;
   p->table.last_page_len = check_table(t);
+  p->table.initial_pages = check_initial_pages(c, p->num_seqs);
 }
 
 void read_paged(const gdn_prefill_params_t& c, PrefillStateUse use, PrefillProblem* p) {
@@ -72,6 +73,7 @@ void read_paged(const gdn_prefill_params_t& c, PrefillStateUse use, PrefillProbl
               : !p->checkpoint_starts    ? "checkpoint_cu_starts"
                                          : "prefix_lens");
   p->slots_given = given == 4;
+  check_no_slots(c.initial_page_indices, p->slots_given);
   p->initial = check_pool({.name = "state_pool",
                            .pool = c.state_pool,
                            .elements = p->heads.state_elements(),
@@ -91,9 +93,10 @@ void check_packed_rows(const char* name, const Pool& pool, bool has_indices, int
 
 void check_checkpoints(const gdn_prefill_params_t& c, bool required, const PrefillProblem& p) {
   const int64_t every = c.checkpoint_every_n_tokens;
-  GDN_REQUIRE(every >= 0 && every <= INT32_MAX && every % kChunk == 0,
-              "checkpoint_every_n_tokens: %lld given, 0 or a positive multiple of 64 expected",
-              static_cast<long long>(every));
+  const bool any = c.flags & GDN_ALLOW_UNALIGNED_PAGES;
+  GDN_REQUIRE(every >= 0 && every <= INT32_MAX && (any || every % kChunk == 0),
+              "checkpoint_every_n_tokens: %lld given, 0 or a positive multiple of 64 expected%s",
+              static_cast<long long>(every), every > 0 ? ", or allow_unaligned_pages" : "");
   GDN_REQUIRE(every > 0 || c.state_checkpoints == nullptr,
               "checkpoint_every_n_tokens: 0 given with state_checkpoints, a positive multiple of "
               "64 expected");
@@ -134,6 +137,7 @@ void read_slots(const gdn_prefill_params_t& c, PrefillStateUse use, PrefillProbl
   check_absent("page_indices", c.page_indices, "slot");
   check_absent("page_indptr", c.page_indptr, "slot");
   check_absent("last_page_len", c.last_page_len, "slot");
+  check_absent("initial_page_indices", c.initial_page_indices, "slot");
   GDN_REQUIRE(c.page_size == 0, "page_size: %lld given, 0 expected in the slot form",
               static_cast<long long>(c.page_size));
   if (use.tables) check_slot_needs(c, *p);

@@ -15,6 +15,7 @@ void read_table(const gdn_page_table_params_t& c, bool required, PageTableProble
   t.name = "last_page_len", t.data = c.last_page_len, t.dtype = c.last_page_len_dtype;
   t.size = p->num_seqs;
   p->table.last_page_len = check_table(t);
+  p->table.initial_pages = check_initial_pages(c, p->num_seqs);
   if (p->is_decode) return;  // cu_seqlens is not looked at: one new token each
   t.name = "cu_seqlens", t.data = c.cu_seqlens, t.dtype = c.cu_seqlens_dtype;
   t.size = p->num_seqs + 1;
@@ -43,13 +44,14 @@ void read_outputs(const gdn_page_table_params_t& c, PageTableProblem* p) {
 PageTableProblem page_table_problem(const gdn_page_table_params_t* params, TableUse use,
                                     bool is_decode) {
   const auto c = read_struct("gdn_page_table_params_t", params);
-  check_flags(c.flags, GDN_ALLOW_PADDING | GDN_EXACT_COUNTS);
+  check_flags(c.flags, GDN_ALLOW_PADDING | GDN_EXACT_COUNTS | GDN_ALLOW_UNALIGNED_PAGES);
   GDN_REQUIRE(c.reserved == 0, "reserved: %d given, 0 expected", c.reserved);
+  GDN_REQUIRE(c.reserved2 == 0, "reserved2: %d given, 0 expected", c.reserved2);
   check_count("num_seqs", c.num_seqs);
   check_count("num_tokens", c.num_tokens);
   check_count("num_indices", c.num_indices);
   check_count("num_pages", c.num_pages);
-  if (!is_decode || c.page_size != 0) check_page_size(c.page_size);
+  if (!is_decode || c.page_size != 0) check_page_size(c.page_size, c.flags);
   PageTableProblem p;
   p.device = check_device(c.device_type, c.device_id, c.stream);
   p.threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);

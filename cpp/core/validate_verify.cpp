@@ -54,7 +54,7 @@ void read_gates(const gdn_verify_params_t& c, bool required, VerifyProblem* p) {
 
 void read_tables(const gdn_verify_params_t& c, bool required, VerifyProblem* p) {
   check_count("num_indices", c.num_indices);
-  check_page_size(c.page_size);
+  check_page_size(c.page_size, 0);
   p->table.page_size = c.page_size;
   TableArgument t = {.size = c.num_indices, .required = required && c.num_indices > 0};
   t.name = "page_indices", t.data = c.page_indices, t.dtype = c.page_indices_dtype;

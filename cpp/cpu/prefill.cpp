@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "core/chunks.h"
 #include "core/kernel.h"
 #include "core/slots.h"
 #include "core/status.h"
@@ -68,9 +69,23 @@ struct Buffers {
   float* tiles_of(int32_t head) const { return tiles + head % kHeadsInFlight * tile_floats; }
 };
 
-// Tokens from `done` on that share a segment: up to the next absolute multiple of kSegmentTokens.
-int64_t segment_length(const Sequence& s, int64_t done) {
-  return std::min(kSegmentTokens - (s.prefix + done) % kSegmentTokens, s.length - done);
+// The tokens of a sequence in segments: the chunks of the grid.
+struct Segments {
+  ChunkGrid grid;
+  int64_t prefix, length;
+
+  // The row in its chunk of the token after `done` ones.
+  int64_t row(int64_t done) const { return chunk_place(grid, prefix + done).row; }
+  // Tokens from `done` on that share a segment.
+  int64_t tokens(int64_t done) const {
+    const ChunkPlace place = chunk_place(grid, prefix + done);
+    const int64_t rows = place.to_page_end == 1 ? kSegmentTokens - grid.gap : kSegmentTokens;
+    return std::min(rows - place.row, length - done);
+  }
+};
+
+Segments segments_of(const PrefillProblem& p, const Sequence& s) {
+  return {.grid = chunk_grid(p.checkpoint_every), .prefix = s.prefix, .length = s.length};
 }
 
 // `dim_v` V rows from `offset` of some heads of one sequence, head by head.
@@ -78,6 +93,7 @@ struct Task {
   const PrefillProblem& p;
   const Kernels& kernels;
   Sequence sequence;
+  Segments segments;
   int64_t offset;
   int32_t dim_v;
   int32_t first_head, end_head;
@@ -118,7 +134,7 @@ struct Task {
                      .io = p.io,
                      .dim_k = p.heads.dim_k,
                      .tokens = tokens,
-                     .phase = static_cast<int32_t>((sequence.prefix + done) % kMini),
+                     .phase = static_cast<int32_t>(segments.row(done) % kMini),
                      .from_zero = done == 0 && !reads_state(),
                      .l2norm = p.qk_l2norm,
                      .scale = p.scale,
@@ -160,7 +176,7 @@ struct Task {
       done = end;
       if (done == sequence.length) return work;
     }
-    const int64_t token = sequence.begin + done, tokens = segment_length(sequence, done);
+    const int64_t token = sequence.begin + done, tokens = segments.tokens(done);
     const int64_t first = std::min<int64_t>(tokens, 2 * kMini);  // `advance` looks that far ahead
     add(address(p.q, token, heads.q_of(head)), p.q.row_stride, tokens, heads.dim_k, p.io);
     add(address(p.k, token, heads.k_of(head)), p.k.row_stride, tokens, heads.dim_k, p.io);
@@ -192,7 +208,7 @@ struct Task {
     const Sequence& s = sequence;
     int64_t checkpoint = 0;
     for (int64_t done = 0, end; done < s.length; done = end) {
-      end = done + segment_length(s, done);
+      end = done + segments.tokens(done);
       const bool ends_page =
           p.checkpoints && p.checkpoint_every > 0 && (s.prefix + end) % p.checkpoint_every == 0;
       const int64_t page = ends_page ? checkpoint_row(p, s, checkpoint++) : -1;
@@ -211,7 +227,8 @@ bool stores_much(const PrefillProblem& p) {
 // Heads of a sequence that one task takes together: their token rows share pages of memory, and
 // the next one's rows are requested while one advances.
 int32_t heads_per_task(const PrefillProblem& p, const Sequence& s, int64_t most) {
-  const int64_t wanted = segment_length(s, 0) == s.length ? kShortHeads : kHeadsInFlight;
+  const bool is_short = segments_of(p, s).tokens(0) == s.length;
+  const int64_t wanted = is_short ? kShortHeads : kHeadsInFlight;
   return static_cast<int32_t>(std::clamp<int64_t>(std::min(wanted, most), 1, p.heads.state));
 }
 
@@ -239,6 +256,7 @@ void launch(const PrefillProblem& p) {
         .p = p,
         .kernels = table,
         .sequence = sequence,
+        .segments = segments_of(p, sequence),
         .offset = offset,
         .dim_v = static_cast<int32_t>(std::min<int64_t>(split.rows, p.heads.dim_v - offset)),
         .first_head = head,

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
     break;  // later entries are higher
   }
   if (access.read < 0) return;
-  const Word writer = c.writers.writer_of(static_cast<Word>(c.problem.table.indices[access.read]));
+  const Word writer = c.writers.writer_of(static_cast<Word>(access.read));
   if (writer != kNone && sequence_of_entry(c.problem, static_cast<int64_t>(writer)) != b) {
     atomicMin(&c.findings->misread, static_cast<Word>(b));
   }
@@ -116,11 +116,15 @@ __device__ PageTableReport make_report(const CheckParams& c) {
   }
   const bool rewritten = found.rewritten != kNone;
   if (!rewritten && found.misread == kNone) return broken(p, GDN_PAGE_TABLE_OK, 0);
-  const int64_t entry = rewritten ? static_cast<int64_t>(found.rewritten)
-                                  : page_access(p, static_cast<int64_t>(found.misread)).read;
-  const int64_t writer =
-      static_cast<int64_t>(c.writers.writer_of(static_cast<Word>(p.table.indices[entry])));
-  return rewritten ? two_writers(p, entry, writer) : write_and_read(p, entry, writer);
+  const auto writer_of = [&c](int64_t page) {
+    return static_cast<int64_t>(c.writers.writer_of(static_cast<Word>(page)));
+  };
+  if (rewritten) {
+    const auto entry = static_cast<int64_t>(found.rewritten);
+    return two_writers(p, entry, writer_of(p.table.indices[entry]));
+  }
+  const auto reader = static_cast<int64_t>(found.misread);
+  return write_and_read(p, reader, writer_of(page_access(p, reader).read));
 }
 
 __global__ void report_kernel(const __grid_constant__ CheckParams c) {

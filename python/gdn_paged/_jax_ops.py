@@ -138,6 +138,12 @@ def page_table(
     )
 
 
+def initial_pages(initial_page_indices: Any, num_seqs: int) -> jax.Array | None:
+    if initial_page_indices is None:
+        return None
+    return operand("initial_page_indices", initial_page_indices, (num_seqs,), "[num_seqs]", TABLES)
+
+
 def sequences(cu_seqlens: Any) -> jax.Array:
     array = operand("cu_seqlens", cu_seqlens, (None,), "[num_seqs + 1]", TABLES)
     if array.shape[0] < 1:

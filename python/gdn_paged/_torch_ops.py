@@ -31,13 +31,15 @@ _DECODE = (
 )
 _SCHEMAS = {
     "prefill_paged": _PREFILL + "Tensor(b!) state_pool, Tensor page_indices, Tensor page_indptr, "
-    "int page_size, Tensor last_page_len, Tensor[]? slots) -> ()",
+    "int page_size, Tensor last_page_len, Tensor[]? slots, Tensor? initial_page_indices, "
+    "bool allow_unaligned_pages) -> ()",
     "prefill": _PREFILL + "Tensor? initial_state, bool output_final_state, "
     "Tensor(b!)? output_state, Tensor(c!)? state_checkpoints, Tensor? checkpoint_cu_starts, "
     "int checkpoint_every_n_tokens, bool? use_cp, Tensor? state_indices, int? max_seqlen, "
-    "Tensor? output_state_indices, Tensor? checkpoint_state_indices, Tensor? prefix_lens) -> ()",
+    "Tensor? output_state_indices, Tensor? checkpoint_state_indices, Tensor? prefix_lens, "
+    "bool allow_unaligned_pages) -> ()",
     "decode_paged": _DECODE + "Tensor(b!) state_pool, Tensor page_indices, Tensor page_indptr, "
-    "Tensor last_page_len, Tensor[]? slots) -> ()",
+    "Tensor last_page_len, Tensor[]? slots, Tensor? initial_page_indices) -> ()",
     "decode": _DECODE + "Tensor(b!)? state, Tensor(c!)? initial_state, "
     "Tensor? initial_state_indices, Tensor? output_state_indices) -> ()",
     "verify_paged": _DECODE + "Tensor cu_seqlens, Tensor(b!) state_pool, Tensor page_indices, "
@@ -47,9 +49,10 @@ _SCHEMAS = {
     "int page_size, Tensor seq_lens, Tensor(b!) drafts, int max_draft, Tensor? accepted, "
     "Tensor? draft_indices, int dtype, int num_threads, str backend) -> ()",
     "prefill_slots": "(Tensor cu_seqlens, Tensor page_indices, Tensor page_indptr, int page_size, "
-    "Tensor last_page_len, int num_threads) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor last_page_len, int num_threads, Tensor? initial_page_indices, "
+    "bool allow_unaligned_pages) -> (Tensor, Tensor, Tensor, Tensor)",
     "decode_slots": "(Tensor page_indices, Tensor page_indptr, Tensor last_page_len, "
-    "int num_threads) -> (Tensor, Tensor)",
+    "int num_threads, Tensor? initial_page_indices) -> (Tensor, Tensor)",
 }
 _PLAN = 14  # position in _PREFILL
 _DETERMINISTIC = 10  # position in _DECODE
@@ -61,20 +64,21 @@ def _as_slots(tensors: list[torch.Tensor] | None) -> tuple[torch.Tensor, ...] | 
 
 
 def _prefill_paged(*args: Any) -> None:
-    _core.prefill_paged((*args[:_PLAN], None, None, *args[_PLAN:-1], _as_slots(args[-1])))
+    *tail, slots, initial, unaligned = args[_PLAN:]
+    _core.prefill_paged((*args[:_PLAN], None, None, *tail, _as_slots(slots), initial, unaligned))
 
 
 def _prefill(*args: Any) -> None:
-    *pools, use_cp, state_indices, max_seqlen, writes, checkpoints, prefix_lens = args[_PLAN:]
+    *pools, use_cp, state_indices, max_seqlen, writes, checkpoints, lens, unaligned = args[_PLAN:]
     _core.prefill((
         *args[:_PLAN], None, None, *pools, "auto" if use_cp is None else use_cp, state_indices,
-        max_seqlen, None, writes, checkpoints, prefix_lens,
+        max_seqlen, None, writes, checkpoints, lens, unaligned,
     ))  # fmt: skip
 
 
 def _decode_paged(*args: Any) -> None:
-    head, tail = args[:_DETERMINISTIC], args[_DETERMINISTIC:-1]
-    _core.decode_paged((*head, None, *tail, _as_slots(args[-1])))
+    *tail, slots, initial = args[_DETERMINISTIC:]
+    _core.decode_paged((*args[:_DETERMINISTIC], None, *tail, _as_slots(slots), initial))
 
 
 def _decode(*args: Any) -> None:
@@ -90,12 +94,14 @@ def _commit_paged(*args: Any) -> None:
 
 
 def _prefill_slots(*args: Any) -> tuple[torch.Tensor, ...]:
-    return _core.slots((*args[:5], None, args[5]))
+    return _core.slots((*args[:5], None, *args[5:]))
 
 
 def _decode_slots(*args: Any) -> tuple[torch.Tensor, ...]:
-    page_indices, page_indptr, last_page_len, num_threads = args
-    return _core.slots((None, page_indices, page_indptr, 0, last_page_len, None, num_threads))
+    page_indices, page_indptr, last_page_len, num_threads, initial = args
+    return _core.slots((
+        None, page_indices, page_indptr, 0, last_page_len, None, num_threads, initial, False
+    ))  # fmt: skip
 
 
 def _mutates(*args: Any) -> None:

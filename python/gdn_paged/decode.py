@@ -22,6 +22,7 @@ _COMMON_ORDER = (
 PAGED_ORDER = (
     *_COMMON_ORDER,
     *("state_pool", "page_indices", "page_indptr", "last_page_len", "slots"),
+    "initial_page_indices",
 )
 PRETRANSPOSE_ORDER = (
     *_COMMON_ORDER,
@@ -47,6 +48,7 @@ def gated_delta_rule_decode_paged(
     last_page_len: DLPackArray,
     backend: str = "auto",
     slots: GDNPagedDecodeSlots | None = None,
+    initial_page_indices: DLPackArray | None = None,
     stream: Stream | None = None,
     validate: Literal["host", "device"] | None = None,
     deterministic: Literal["batch"] | None = None,
@@ -76,6 +78,8 @@ def gated_delta_rule_decode_paged(
         last_page_len: int32 or int64 ``[B]``, tokens in the last page, the new one included.
         backend: "auto", or the name of a row of :func:`kernel_rows`.
         slots: the rows of :func:`gdn_paged_decode_slots`, shared by the layers of a step.
+        initial_page_indices: int32 or int64 ``[B]``; a row that is not its sequence's first token
+            starts from this page instead of its own (-1: its own). Not with slots, which hold it.
         stream: of the launch on CUDA, an int or an object with ``__cuda_stream__``; None: the
             current stream of q's framework.
         validate: "host" or "device" checks the page table first and waits for the device.
@@ -91,12 +95,12 @@ def gated_delta_rule_decode_paged(
         RuntimeError: the CUDA runtime failed, or this build has no kernels for the device.
     """
     if validate is not None:
-        tables = (None, page_indices, page_indptr, last_page_len)
-        check_call(tables, 0, state_pool, q, validate, stream, num_threads)
+        tables = (None, page_indices, page_indptr, last_page_len, initial_page_indices)
+        check_call(tables, (0, False), state_pool, q, validate, stream, num_threads)
     arguments = (
         q, k, v, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         stream, deterministic, num_threads, backend,
-        state_pool, page_indices, page_indptr, last_page_len, slots,
+        state_pool, page_indices, page_indptr, last_page_len, slots, initial_page_indices,
     )  # fmt: skip
     try:
         return _core.decode_paged(arguments)

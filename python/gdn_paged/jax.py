@@ -35,17 +35,19 @@ __all__ = [
 ]
 
 _QK_L2NORM, _BETA_IS_LOGIT, _EXPLICIT_SCALE, _BATCH_INVARIANT = 1, 2, 4, 8
+_ALLOW_UNALIGNED_PAGES = 64
 _GATES = {"linear": 0, "log": 1}
 _GATE_RAW = 2
 
 
-def _page_size(value: SupportsIndex) -> int:
+def _page_size(value: SupportsIndex, any_size: bool) -> int:
     try:
         size = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         size = 0
-    if size <= 0 or size % 64 or size >= 2**31:
-        raise ValueError(f"page_size: {value!r} given, a positive multiple of 64 expected")
+    if size <= 0 or size >= 2**31 or (size % 64 and not any_size):
+        fix = ", or allow_unaligned_pages" if 0 < size < 2**31 else ""
+        raise ValueError(f"page_size: {value!r} given, a positive multiple of 64 expected{fix}")
     return size
 
 
@@ -94,6 +96,8 @@ def paged_prefill(
     dt_bias: Any = None,
     beta_is_logit: bool = False,
     slots: GDNPagedPrefillSlots | None = None,
+    initial_page_indices: Any = None,
+    allow_unaligned_pages: bool = False,
     plan: Any = None,
     deterministic: Literal["batch"] | None = None,
     num_threads: int = 0,
@@ -109,8 +113,8 @@ def paged_prefill(
             ``[num_indices]``, ``[N + 1]``, ``[N]``.
         state_pool: ``[num_pages, H, V, K]``, fp32, bf16 or fp16; donate it.
         A_log, dt_bias: ``[H]``, with use_gate_in_kernel.
-        slots: of :func:`prefill_slots`, shared by the layers of a step.
-        plan: of :func:`prefill_plan`, shared by the layers of a step.
+        slots, plan: of :func:`prefill_slots` and :func:`prefill_plan`, shared by all layers.
+        initial_page_indices: int32 or int64 ``[N]`` or None, not with slots.
         page_size and other options: Python values, static under ``jit``; they mean what they mean
             in :func:`gdn_paged.chunk_gated_delta_rule_paged`.
 
@@ -142,10 +146,11 @@ def paged_prefill(
         pool,
         *ops.slot_arrays(slots, names, ends.shape[0] - 1),
         None if plan is None else ops.operand("plan", plan, (None,), "[bytes]", {"uint8": 0}),
+        ops.initial_pages(initial_page_indices, ends.shape[0] - 1),
     )
     flags = _QK_L2NORM * bool(use_qk_l2norm_in_kernel) | _BETA_IS_LOGIT * bool(beta_is_logit)
-    flags |= _batch_flag(deterministic)
-    size = _page_size(page_size)
+    flags |= _batch_flag(deterministic) | _ALLOW_UNALIGNED_PAGES * bool(allow_unaligned_pages)
+    size = _page_size(page_size, allow_unaligned_pages)
     workspace, _ = ops.prefill_sizes(_sizes(x, pool, size, flags), ends.shape[0] - 1, backend)
     output, pool, _ = ops.call(
         "paged_prefill",
@@ -187,6 +192,8 @@ def prefill_plan(
     last_page_len: Any,
     use_qk_l2norm_in_kernel: bool = False,
     slots: GDNPagedPrefillSlots | None = None,
+    initial_page_indices: Any = None,
+    allow_unaligned_pages: bool = False,
     deterministic: Literal["batch"] | None = None,
     backend: str = "auto",
 ) -> jax.Array:
@@ -209,7 +216,9 @@ def prefill_plan(
     ends = ops.sequences(cu_seqlens)
     num_seqs = ends.shape[0] - 1
     flags = _QK_L2NORM * bool(use_qk_l2norm_in_kernel) | _batch_flag(deterministic)
-    sizes = _sizes(x, x.pool(state_pool), _page_size(page_size), flags)
+    flags |= _ALLOW_UNALIGNED_PAGES * bool(allow_unaligned_pages)
+    page_size = _page_size(page_size, allow_unaligned_pages)
+    sizes = _sizes(x, x.pool(state_pool), page_size, flags)
     _, size = ops.prefill_sizes(sizes, num_seqs, backend)
     operands = (
         *(None,) * 7,
@@ -217,6 +226,8 @@ def prefill_plan(
         *ops.page_table(page_indices, page_indptr, last_page_len, num_seqs),
         None,
         *ops.slot_arrays(slots, GDNPagedPrefillSlots._fields, num_seqs),
+        None,
+        ops.initial_pages(initial_page_indices, num_seqs),
     )
     (plan,) = ops.call(
         "prefill_plan",
@@ -246,6 +257,7 @@ def paged_decode(
     page_indptr: Any,
     last_page_len: Any,
     slots: GDNPagedDecodeSlots | None = None,
+    initial_page_indices: Any = None,
     deterministic: Literal["batch"] | None = None,
     num_threads: int = 0,
     backend: str = "auto",
@@ -253,14 +265,13 @@ def paged_decode(
     """One token per row: :func:`gdn_paged.gated_delta_rule_decode_paged` on a returned pool.
 
     Args:
-        q, k, v: ``[B, 1, Hq, K]``, ``[B, 1, Hk, K]``, ``[B, 1, Hv, V]``; fp32 (CPU only), bf16 or
-            fp16.
+        q, k, v: ``[B, 1, Hq, K]``, ``[B, 1, Hk, K]``, ``[B, 1, Hv, V]``, dtypes as in prefill.
         A_log, dt_bias: ``[H]``, fp32, bf16 or fp16; dt_bias may be None.
         a, b: ``[B, 1, H]``, logits of decay and beta.
         scale: a Python float; None: ``1 / sqrt(K)``.
         state_pool: ``[num_pages, H, V, K]``, fp32, bf16 or fp16; donate it.
-        page_indices, page_indptr, last_page_len: int32 or int64 ``[num_indices]``, ``[B + 1]``,
-            ``[B]``.
+        page_indices, page_indptr, last_page_len, initial_page_indices: int32 or int64
+            ``[num_indices]``, ``[B + 1]``, ``[B]``, ``[B]`` (or None, not with slots).
         slots: of :func:`decode_slots`, shared by the layers of a step.
         other options: as in :func:`gdn_paged.gated_delta_rule_decode_paged`, static under ``jit``.
 
@@ -283,6 +294,7 @@ def paged_decode(
         *ops.page_table(page_indices, page_indptr, last_page_len, batch),
         pool,
         *ops.slot_arrays(slots, GDNPagedDecodeSlots._fields, batch),
+        ops.initial_pages(initial_page_indices, batch),
     )
     flags = _QK_L2NORM * bool(use_qk_l2norm) | _batch_flag(deterministic)
     output, pool = ops.call(
@@ -302,14 +314,15 @@ def paged_decode(
     return output, pool
 
 
-def _slots(function: str, count: int, tables: tuple[Any, ...], page_size: int) -> Any:
-    num_seqs = tables[-1].shape[0]
+def _slots(function: str, count: int, tables: tuple[Any, ...], page_size: int, flags: int) -> Any:
+    num_seqs = tables[3].shape[0]
     return ops.call(
         function,
         "gdn_paged_slots",
         (jax.ShapeDtypeStruct((num_seqs,), jnp.int32),) * count,
         tables,
         page_size=page_size,
+        flags=flags,
         num_threads=0,
         backend="auto",
     )
@@ -317,16 +330,21 @@ def _slots(function: str, count: int, tables: tuple[Any, ...], page_size: int) -
 
 def prefill_slots(
     cu_seqlens: Any, page_indices: Any, page_indptr: Any, page_size: SupportsIndex,
-    last_page_len: Any,
+    last_page_len: Any, *, initial_page_indices: Any = None, allow_unaligned_pages: bool = False,
 ) -> GDNPagedPrefillSlots:  # fmt: skip
     """Pool rows of a prefill step, as :func:`gdn_paged.gdn_paged_prefill_slots` gives them."""
     ends = ops.sequences(cu_seqlens)
     table = ops.page_table(page_indices, page_indptr, last_page_len, ends.shape[0] - 1)
-    size = _page_size(page_size)
-    return GDNPagedPrefillSlots(*_slots("prefill_slots", 4, (ends, *table), size))
+    initial = ops.initial_pages(initial_page_indices, ends.shape[0] - 1)
+    size = _page_size(page_size, allow_unaligned_pages)
+    flags = _ALLOW_UNALIGNED_PAGES * bool(allow_unaligned_pages)
+    return GDNPagedPrefillSlots(*_slots("prefill_slots", 4, (ends, *table, initial), size, flags))
 
 
-def decode_slots(page_indices: Any, page_indptr: Any, last_page_len: Any) -> GDNPagedDecodeSlots:
+def decode_slots(
+    page_indices: Any, page_indptr: Any, last_page_len: Any, *, initial_page_indices: Any = None
+) -> GDNPagedDecodeSlots:
     """Pool rows of a decode step, as :func:`gdn_paged.gdn_paged_decode_slots` gives them."""
     table = ops.page_table(page_indices, page_indptr, last_page_len, None)
-    return GDNPagedDecodeSlots(*_slots("decode_slots", 2, (None, *table), 0))
+    initial = ops.initial_pages(initial_page_indices, table[2].shape[0])
+    return GDNPagedDecodeSlots(*_slots("decode_slots", 2, (None, *table, initial), 0, 0))

@@ -48,6 +48,8 @@ def page_table_report(
     num_pages: int = 0,
     num_tokens: int = 0,
     allow_padding: bool = False,
+    initial_page_indices: DLPackArray | None = None,
+    allow_unaligned_pages: bool = False,
     stream: Stream | None = None,
     num_threads: int = 0,
 ) -> PageTableReport:
@@ -62,7 +64,8 @@ def page_table_report(
         ValueError: an argument is wrong. A broken table raises nothing here.
     """
     arguments = (
-        cu_seqlens, page_indices, page_indptr, page_size, last_page_len, stream, num_threads
+        cu_seqlens, page_indices, page_indptr, page_size, last_page_len, stream, num_threads,
+        initial_page_indices, allow_unaligned_pages,
     )  # fmt: skip
     counts = (num_pages, num_tokens)
     return PageTableReport(
@@ -80,6 +83,8 @@ def validate_page_table(
     num_pages: int = 0,
     num_tokens: int = 0,
     allow_padding: bool = False,
+    initial_page_indices: DLPackArray | None = None,
+    allow_unaligned_pages: bool = False,
     mode: str = "host",
     stream: Stream | None = None,
     num_threads: int = 0,
@@ -99,37 +104,42 @@ def validate_page_table(
         num_pages: rows of the pool; 0 skips that bound.
         num_tokens: rows of q; 0 skips that bound.
         allow_padding: -1 page ids and empty page lists are padding, not errors.
+        initial_page_indices, allow_unaligned_pages: as in the call.
         mode: "host" checks a host copy; "device" checks CUDA tables where they are.
 
     Raises:
         ValueError: names the rule, the sequence, the entry and its value.
     """
-    tables = (cu_seqlens, page_indices, page_indptr, last_page_len)
-    counts = (num_pages, num_tokens)
-    _check(tables, (page_size, counts, allow_padding, False), mode, stream, num_threads)
+    tables = (cu_seqlens, page_indices, page_indptr, last_page_len, initial_page_indices)
+    pages, counts = (page_size, allow_unaligned_pages), (num_pages, num_tokens)
+    _check(tables, (pages, counts, allow_padding, False), mode, stream, num_threads)
 
 
 def _check(
     tables: tuple[Any, ...],
-    rules: tuple[Index, tuple[int, int], bool, bool],
+    rules: tuple[tuple[Index, bool], tuple[int, int], bool, bool],
     mode: str,
     stream: Stream | None,
     num_threads: int,
 ) -> None:
-    """`rules`: page size, rows of pool and q, padding allowed, and whether rows of 0 count."""
+    """`rules`: page size and whether it may be any, rows of pool and q, padding allowed, and
+    whether rows of 0 count."""
     if mode not in ("host", "device"):
         raise ValueError(f'validate: {mode!r}; expected None, "host" or "device"')
     if mode == "host":
         tables = tuple(_frameworks.to_host(table) for table in tables)
         stream = None
-    cu, indices, indptr, last = tables
-    arguments = (cu, indices, indptr, rules[0], last, stream, num_threads)
+    cu, indices, indptr, last, initial = tables
+    page_size, any_size = rules[0]
+    arguments = (
+        cu, indices, indptr, page_size, last, stream, num_threads, initial, any_size
+    )  # fmt: skip
     PageTableReport(_core.validate_page_table(arguments, *rules[1:]), stream).raise_if_broken()
 
 
 def check_call(
     tables: tuple[Any, ...],
-    page_size: Index,
+    pages: tuple[Index, bool],
     pool: object,
     q: object,
     mode: str,
@@ -139,12 +149,14 @@ def check_call(
     """The check of a call: the bounds are the rows of its arrays, also where these are empty.
 
     Args:
-        tables: cu_seqlens (None in decode), page_indices, page_indptr, last_page_len.
+        tables: cu_seqlens (None in decode), page_indices, page_indptr, last_page_len,
+            initial_page_indices.
+        pages: page_size and allow_unaligned_pages.
     """
     shapes: list[Any] = [getattr(x, "shape", None) for x in (pool, q)]
     known = all(isinstance(shape, tuple) and shape for shape in shapes)
     counts = (rows_of(pool), rows_of(q))
-    _check(tables, (page_size, counts, False, known), mode, stream, num_threads)
+    _check(tables, (pages, counts, False, known), mode, stream, num_threads)
 
 
 def rows_of(array: object) -> int:

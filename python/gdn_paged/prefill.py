@@ -29,13 +29,14 @@ _COMMON_ORDER = (
 PAGED_ORDER = (
     *_COMMON_ORDER,
     *("state_pool", "page_indices", "page_indptr", "page_size", "last_page_len", "slots"),
+    *("initial_page_indices", "allow_unaligned_pages"),
 )
 FLAT_ORDER = (
     *_COMMON_ORDER,
     *("initial_state", "output_final_state", "output_state", "state_checkpoints"),
     *("checkpoint_cu_starts", "checkpoint_every_n_tokens", "use_cp", "state_indices"),
     *("max_seqlen", "cu_seqlens_cpu", "output_state_indices", "checkpoint_state_indices"),
-    "prefix_lens",
+    *("prefix_lens", "allow_unaligned_pages"),
 )
 _DTYPES = {"float32": 0x220, "bfloat16": 0x410, "float16": 0x210}
 
@@ -62,6 +63,8 @@ def chunk_gated_delta_rule_paged(
     dt_bias: DLPackArray | None = None,
     beta_is_logit: bool = False,
     slots: GDNPagedPrefillSlots | None = None,
+    initial_page_indices: DLPackArray | None = None,
+    allow_unaligned_pages: bool = False,
     stream: Stream | None = None,
     workspace: DLPackArray | None = None,
     plan: DLPackArray | None = None,
@@ -104,13 +107,15 @@ def chunk_gated_delta_rule_paged(
         A_log, dt_bias: ``[H]``, with use_gate_in_kernel; dt_bias may be None.
         beta_is_logit: beta is ``sigmoid(beta)``, computed and kept in fp32.
         slots: the rows of :func:`gdn_paged_prefill_slots`, shared by the layers of a step.
+        initial_page_indices: int32 or int64 ``[N]``: the page that a sequence with a prefix starts
+            from, to share a partly filled one without a copy; -1: its own. Part of slots.
+        allow_unaligned_pages: page_size may be any positive number.
         stream: of the launch on CUDA, an int or an object with ``__cuda_stream__``; None: the
             current stream of q's framework.
         workspace: 1-D uint8 scratch memory, 256-byte aligned, of
             :func:`prefill_workspace_size` bytes; None: allocated by the framework of q.
         plan: what :func:`prefill_plan` returned for this step.
-        validate: "host" or "device" checks the page table and the range of g first and waits for
-            the device.
+        validate: "host" or "device" checks page table and range of g first, waits for the device.
         deterministic: "batch": a sequence gives the same bytes whatever else is in the batch.
         num_threads: of the CPU; 0: all.
         backend: "auto", or the name of a row of :func:`kernel_rows`.
@@ -124,8 +129,9 @@ def chunk_gated_delta_rule_paged(
         RuntimeError: the CUDA runtime failed, or this build has no kernels for the device.
     """
     if validate is not None:
-        tables = (cu_seqlens, page_indices, page_indptr, last_page_len)
-        check_call(tables, page_size, state_pool, q, validate, stream, num_threads)
+        tables = (cu_seqlens, page_indices, page_indptr, last_page_len, initial_page_indices)
+        pages = (page_size, allow_unaligned_pages)
+        check_call(tables, pages, state_pool, q, validate, stream, num_threads)
         if not use_gate_in_kernel:
             check_gate_domain(g, gate_domain, rows_of(q))
     arguments = (
@@ -133,6 +139,7 @@ def chunk_gated_delta_rule_paged(
         gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
         stream, workspace, plan, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
+        initial_page_indices, allow_unaligned_pages,
     )  # fmt: skip
     try:
         return _core.prefill_paged(arguments)
@@ -171,6 +178,7 @@ def chunk_gated_delta_rule(
     output_state_indices: DLPackArray | None = None,
     checkpoint_state_indices: DLPackArray | None = None,
     prefix_lens: DLPackArray | None = None,
+    allow_unaligned_pages: bool = False,
     stream: Stream | None = None,
     workspace: DLPackArray | None = None,
     plan: DLPackArray | None = None,
@@ -186,9 +194,9 @@ def chunk_gated_delta_rule(
     sequence b's state. Rows that one sequence writes must not be read or written by another.
 
     Args:
-        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, output, gate_domain,
-        use_gate_in_kernel, A_log, dt_bias, beta_is_logit, stream, workspace, plan, deterministic,
-        num_threads, backend: as in :func:`chunk_gated_delta_rule_paged`.
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, output, gate_domain, A_log, dt_bias,
+        use_gate_in_kernel, beta_is_logit, allow_unaligned_pages, stream, workspace, plan,
+        deterministic, num_threads, backend: as in :func:`chunk_gated_delta_rule_paged`.
         cu_seqlens: int32 or int64 ``[N + 1]``; required.
         initial_state: ``[rows, H, V, K]`` (packed: N rows; None: zero states).
         output_final_state: also store and return the final states.
@@ -199,7 +207,7 @@ def chunk_gated_delta_rule(
             ``checkpoint_every_n_tokens``-th absolute position that the new tokens reach.
         checkpoint_cu_starts: int32 or int64 ``[N + 1]``, the first checkpoint of each sequence
             (``[N]`` will do with checkpoint_state_indices).
-        checkpoint_every_n_tokens: a multiple of 64; 0: no checkpoints.
+        checkpoint_every_n_tokens: as a page size; 0: no checkpoints.
         use_cp: the context-parallel regime: "auto", False forbids it, True demands it.
         state_indices: int32 or int64 ``[N]``; alone it is the written row as well.
         max_seqlen: a promised bound of the lengths; a longer sequence counts as broken.
@@ -230,6 +238,7 @@ def chunk_gated_delta_rule(
         initial_state, output_final_state, output_state, state_checkpoints,
         checkpoint_cu_starts, checkpoint_every_n_tokens, use_cp, state_indices,
         max_seqlen, cu_seqlens_cpu, output_state_indices, checkpoint_state_indices, prefix_lens,
+        allow_unaligned_pages,
     )  # fmt: skip
     try:
         return _core.prefill(arguments)
@@ -258,6 +267,8 @@ def prefill_plan(
     dt_bias: DLPackArray | None = None,
     beta_is_logit: bool = False,
     slots: GDNPagedPrefillSlots | None = None,
+    initial_page_indices: DLPackArray | None = None,
+    allow_unaligned_pages: bool = False,
     stream: Stream | None = None,
     plan: A | None = None,
     deterministic: Literal["batch"] | None = None,
@@ -285,6 +296,7 @@ def prefill_plan(
         gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
         stream, None, plan, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
+        initial_page_indices, allow_unaligned_pages,
     ))  # fmt: skip
 
 
@@ -300,6 +312,7 @@ def prefill_workspace_size(
     io_dtype: str = "bfloat16",
     state_dtype: str = "float32",
     page_size: int = 0,
+    allow_unaligned_pages: bool = False,
     max_seqlen: int = 0,
     use_qk_l2norm_in_kernel: bool = False,
     use_cp: Literal["auto"] | bool = "auto",
@@ -314,8 +327,7 @@ def prefill_workspace_size(
             of the call; head_dim_v of None is head_dim_k.
         io_dtype, state_dtype: "float32", "bfloat16" or "float16".
         page_size: of the paged form; 0: the slot form.
-        max_seqlen: a promised bound of the lengths; 0: none.
-        device: "cpu", "cuda" or "cuda:1".
+        max_seqlen, device: a promised bound of the lengths, 0: none; "cpu", "cuda" or "cuda:1".
     """
     for name, value in (("io_dtype", io_dtype), ("state_dtype", state_dtype)):
         if not isinstance(value, str) or value not in _DTYPES:
@@ -333,6 +345,6 @@ def prefill_workspace_size(
         head_dim_k, head_dim_k if head_dim_v is None else head_dim_v,
         _DTYPES[io_dtype], _DTYPES[state_dtype],
         1 if kind == "cpu" else 2, int(number or 0), {"auto": 0, False: 1, True: 2}[use_cp],
-        (1 if use_qk_l2norm_in_kernel else 0) | (8 if deterministic == "batch" else 0),
+        bool(use_qk_l2norm_in_kernel) + 8 * bool(deterministic) + 64 * bool(allow_unaligned_pages),
     )  # fmt: skip
     return _core.prefill_workspace_size(sizes, backend)

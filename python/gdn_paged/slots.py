@@ -42,6 +42,8 @@ def gdn_paged_prefill_slots(
     page_size: Index,
     last_page_len: A,
     *,
+    initial_page_indices: A | None = None,
+    allow_unaligned_pages: bool = False,
     stream: Stream | None = None,
     num_threads: int = 0,
 ) -> GDNPagedPrefillSlots:
@@ -54,19 +56,26 @@ def gdn_paged_prefill_slots(
         page_indptr: sequence b owns ``page_indices[page_indptr[b]:page_indptr[b + 1]]``.
         page_size: tokens of a page, a positive multiple of 64.
         last_page_len: tokens in each sequence's last page after the call, ``[num_seqs]``.
+        initial_page_indices: the page to start from in place of a sequence's own, -1: its own;
+            ``[num_seqs]``.
+        allow_unaligned_pages: page_size may be any positive number.
         stream: of the launch on CUDA; None: the current stream of the arrays' framework.
         num_threads: of the CPU; 0: all.
 
     Raises:
         ValueError: an argument of the wrong type, shape or device.
     """
-    tables = (cu_seqlens, page_indices, page_indptr, page_size, last_page_len, stream, num_threads)
+    tables = (cu_seqlens, page_indices, page_indptr, page_size, last_page_len)
+    pages = (initial_page_indices, allow_unaligned_pages)
     if cu_seqlens is None:
         raise ValueError("cu_seqlens: None; expected an int32 or int64 table [num_seqs + 1]")
     try:
-        return GDNPagedPrefillSlots(*_core.slots(tables))
+        return GDNPagedPrefillSlots(*_core.slots((*tables, stream, num_threads, *pages)))
     except _core.UnbackedTensorError:
-        return registered("prefill_slots")(*tables[:5], stream=stream, num_threads=num_threads)
+        return registered("prefill_slots")(
+            *tables, initial_page_indices=pages[0], allow_unaligned_pages=pages[1], stream=stream,
+            num_threads=num_threads,
+        )  # fmt: skip
 
 
 def gdn_paged_decode_slots(
@@ -74,6 +83,7 @@ def gdn_paged_decode_slots(
     page_indptr: A,
     last_page_len: A,
     *,
+    initial_page_indices: A | None = None,
     stream: Stream | None = None,
     num_threads: int = 0,
 ) -> GDNPagedDecodeSlots:
@@ -81,10 +91,14 @@ def gdn_paged_decode_slots(
 
     Args and errors as in :func:`gdn_paged_prefill_slots`; every sequence has one new token.
     """
-    tables = (None, page_indices, page_indptr, 0, last_page_len, stream, num_threads)
+    tables = (
+        None, page_indices, page_indptr, 0, last_page_len, stream, num_threads,
+        initial_page_indices, False,
+    )  # fmt: skip
     try:
         return GDNPagedDecodeSlots(*_core.slots(tables))
     except _core.UnbackedTensorError:
         return registered("decode_slots")(
-            page_indices, page_indptr, last_page_len, stream=stream, num_threads=num_threads
-        )
+            page_indices, page_indptr, last_page_len, initial_page_indices=initial_page_indices,
+            stream=stream, num_threads=num_threads,
+        )  # fmt: skip

@@ -60,8 +60,8 @@ def _chunk_gated_delta_rule_paged(
     q, k, v, g=None, beta=None, scale=None, *, cu_seqlens, state_pool, page_indices, page_indptr,
     page_size, last_page_len, use_qk_l2norm_in_kernel=False, output=None, gate_domain="linear",
     use_gate_in_kernel=False, A_log=None, dt_bias=None, beta_is_logit=False, slots=None,
-    stream=None, workspace=None, plan=None, validate=None, deterministic=None, num_threads=0,
-    backend="auto",
+    initial_page_indices=None, allow_unaligned_pages=False, stream=None, workspace=None, plan=None,
+    validate=None, deterministic=None, num_threads=0, backend="auto",
 ):  # fmt: skip
     _check(stream, validate, q=q, k=k, v=v, g=g, beta=beta)
     if output is None:
@@ -70,7 +70,8 @@ def _chunk_gated_delta_rule_paged(
         q, k, v, g, beta, scale, cu_seqlens, use_qk_l2norm_in_kernel, output, gate_domain,
         use_gate_in_kernel, _constant(A_log), _constant(dt_bias), beta_is_logit, plan,
         deterministic, num_threads, backend, state_pool, page_indices, page_indptr, page_size,
-        last_page_len, None if slots is None else list(slots),
+        last_page_len, None if slots is None else list(slots), initial_page_indices,
+        allow_unaligned_pages,
     )  # fmt: skip
     return output
 
@@ -82,8 +83,8 @@ def _chunk_gated_delta_rule(
     state_indices=None, _cp_chunk_len=None, backend="auto", max_seqlen=None, *,
     gate_domain="linear", use_gate_in_kernel=False, A_log=None, dt_bias=None, beta_is_logit=False,
     cu_seqlens_cpu=None, output_state_indices=None, checkpoint_state_indices=None,
-    prefix_lens=None, stream=None, workspace=None, plan=None, validate=None, deterministic=None,
-    num_threads=0,
+    prefix_lens=None, allow_unaligned_pages=False, stream=None, workspace=None, plan=None,
+    validate=None, deterministic=None, num_threads=0,
 ):  # fmt: skip
     _check(stream, validate, q=q, k=k, v=v, g=g, beta=beta)
     if cu_seqlens is None:
@@ -100,15 +101,15 @@ def _chunk_gated_delta_rule(
         deterministic, num_threads, backend, initial_state, output_final_state, output_state,
         state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens,
         None if use_cp == "auto" else use_cp, state_indices, max_seqlen, output_state_indices,
-        checkpoint_state_indices, prefix_lens,
+        checkpoint_state_indices, prefix_lens, allow_unaligned_pages,
     )  # fmt: skip
     return (output, output_state) if output_final_state else output
 
 
 def _gated_delta_rule_decode_paged(
     q, k, v, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True, *, state_pool,
-    page_indices, page_indptr, last_page_len, backend="auto", slots=None, stream=None,
-    validate=None, deterministic=None, num_threads=0,
+    page_indices, page_indptr, last_page_len, backend="auto", slots=None,
+    initial_page_indices=None, stream=None, validate=None, deterministic=None, num_threads=0,
 ):  # fmt: skip
     _check(stream, validate, q=q, k=k, v=v, a=a, b=b)
     if output is None:
@@ -116,7 +117,7 @@ def _gated_delta_rule_decode_paged(
     ops.decode_paged.default(
         q, k, v, _constant(A_log), a, _constant(dt_bias), b, scale, output, use_qk_l2norm,
         deterministic, num_threads, backend, state_pool, page_indices, page_indptr, last_page_len,
-        None if slots is None else list(slots),
+        None if slots is None else list(slots), initial_page_indices,
     )  # fmt: skip
     return output
 
@@ -165,22 +166,26 @@ def _gated_delta_rule_commit_paged(
 
 
 def _gdn_paged_prefill_slots(
-    cu_seqlens, page_indices, page_indptr, page_size, last_page_len, *, stream=None, num_threads=0
-):
+    cu_seqlens, page_indices, page_indptr, page_size, last_page_len, *, initial_page_indices=None,
+    allow_unaligned_pages=False, stream=None, num_threads=0,
+):  # fmt: skip
     _check(stream, None)
-    return gdn_paged.GDNPagedPrefillSlots(
-        *ops.prefill_slots.default(
-            cu_seqlens, page_indices, page_indptr, page_size, last_page_len, num_threads
-        )
-    )
+    slots = ops.prefill_slots.default(
+        cu_seqlens, page_indices, page_indptr, page_size, last_page_len, num_threads,
+        initial_page_indices, allow_unaligned_pages,
+    )  # fmt: skip
+    return gdn_paged.GDNPagedPrefillSlots(*slots)
 
 
 def _gdn_paged_decode_slots(
-    page_indices, page_indptr, last_page_len, *, stream=None, num_threads=0
-):
+    page_indices, page_indptr, last_page_len, *, initial_page_indices=None, stream=None,
+    num_threads=0,
+):  # fmt: skip
     _check(stream, None)
     return gdn_paged.GDNPagedDecodeSlots(
-        *ops.decode_slots.default(page_indices, page_indptr, last_page_len, num_threads)
+        *ops.decode_slots.default(
+            page_indices, page_indptr, last_page_len, num_threads, initial_page_indices
+        )
     )
 
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bytes.h"
+#include "gdn_paged/gdn_paged.h"
 
 namespace gdn_fuzz {
 
@@ -16,9 +17,11 @@ struct Batch {
   int64_t num_seqs = 0, num_tokens = 0;
   Table cu_seqlens, indices, indptr, last_page_len;
   Table totals;  // tokens of each sequence, never damaged
-  Table read_rows, write_rows, checkpoint_rows, checkpoint_starts, prefix_lens;
+  Table read_rows, write_rows, checkpoint_rows, checkpoint_starts, prefix_lens, initial_pages;
 
   Batch(Bytes& in, bool decode);
+
+  uint64_t page_flags() const { return page_size % 64 ? GDN_ALLOW_UNALIGNED_PAGES : 0; }
 
  private:
   void add_sequence(Bytes& in, bool decode);
@@ -26,7 +29,7 @@ struct Batch {
 };
 
 inline Batch::Batch(Bytes& in, bool decode) {
-  if (in.one_in(4)) page_size = 128;
+  if (in.one_in(4)) page_size = in.flag() ? 128 : 1 + in.below(150);
   cu_seqlens = indptr = checkpoint_starts = {0};
   for (int64_t count = 1 + in.below(3); count > 0; --count) add_sequence(in, decode);
   num_seqs = static_cast<int64_t>(last_page_len.size());
@@ -50,6 +53,7 @@ inline void Batch::add_sequence(Bytes& in, bool decode) {
   read_rows.push_back(prefix > 0 ? page((prefix - 1) / page_size) : -1);
   write_rows.push_back(decode || (length > 0 && last != page_size) ? page(pages - 1) : -1);
   prefix_lens.push_back(prefix);
+  initial_pages.push_back(in.one_in(4) ? in.below(num_rows) : -1);
   checkpoint_starts.back() = first + prefix / page_size;
   checkpoint_starts.push_back(first + pages);
   checkpoint_rows = indices;
@@ -57,11 +61,11 @@ inline void Batch::add_sequence(Bytes& in, bool decode) {
 
 // Some entries become arbitrary numbers.
 inline void Batch::damage(Bytes& in) {
-  Table* const tables[] = {&cu_seqlens,      &indices,           &indptr,
-                           &last_page_len,   &read_rows,         &write_rows,
-                           &checkpoint_rows, &checkpoint_starts, &prefix_lens};
+  Table* const tables[] = {&cu_seqlens,  &indices,      &indptr,          &last_page_len,
+                           &read_rows,   &write_rows,   &checkpoint_rows, &checkpoint_starts,
+                           &prefix_lens, &initial_pages};
   for (int64_t count = 1 + in.below(4); count > 0; --count) {
-    Table& table = *tables[in.below(9)];
+    Table& table = *tables[in.below(10)];
     table[static_cast<size_t>(in.below(static_cast<int64_t>(table.size())))] = in.number();
   }
 }

@@ -57,6 +57,7 @@ void place_all(Place& place, Bytes& in, const Batch& batch, Params* p) {
   place.table(&p->last_page_len, seen.last_page_len_dtype, rows, batch.last_page_len);
   place.table(&p->initial_state_indices, seen.initial_state_indices_dtype, rows, batch.read_rows);
   place.table(&p->output_state_indices, seen.output_state_indices_dtype, rows, batch.write_rows);
+  place.table(&p->initial_page_indices, seen.initial_page_indices_dtype, rows, batch.initial_pages);
   place.name(&p->backend);
   place.threads(&p->parallel_for);
   gdn_pool_t pool = GDN_POOL_INIT;
@@ -122,7 +123,11 @@ void decode_paged(Bytes& in) {
   p.page_indices = p.page_indptr = p.last_page_len = &set;
   p.num_indices = static_cast<int64_t>(batch.indices.size());
   if (in.one_in(4)) p.page_indices_dtype = p.page_indptr_dtype = GDN_INT64;
-  if (in.one_in(4)) p.initial_state_indices = p.output_state_indices = &set;
+  if (in.one_in(4)) {
+    p.initial_state_indices = p.output_state_indices = &set;
+  } else if (in.one_in(4)) {
+    p.initial_page_indices = &set;
+  }
   spoil(in, &p);
   Place place{in};
   place_all(place, in, batch, &p);

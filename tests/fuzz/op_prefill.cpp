@@ -34,6 +34,7 @@ Params ordinary(Bytes& in, const Batch& batch) {
   if (p.gate == GDN_GATE_RAW && in.flag()) p.dt_bias = &set;
   if (in.flag()) p.beta = &set;
   if (in.one_in(4)) p.flags = static_cast<uint64_t>(in.below(16)) & ~uint64_t{p.beta ? 0u : 2u};
+  p.flags |= batch.page_flags();
   if (in.one_in(8)) p.cu_seqlens_dtype = GDN_INT64;
   if (in.one_in(8)) p.parallel_for = [](void*, int64_t, void (*)(void*, int64_t), void*) {};
   if (in.one_in(16)) p.backend = &set;
@@ -64,6 +65,7 @@ void place_operands(Place& place, const Batch& batch, const Params& seen, Params
   place.table(&p->checkpoint_cu_starts, seen.checkpoint_cu_starts_dtype, seqs,
               batch.checkpoint_starts);
   place.table(&p->prefix_lens, seen.prefix_lens_dtype, seqs, batch.prefix_lens);
+  place.table(&p->initial_page_indices, seen.initial_page_indices_dtype, seqs, batch.initial_pages);
   place.scratch(&p->workspace, seen.workspace_bytes);
   place.scratch(&p->plan, seen.plan_bytes);
   place.name(&p->backend);
@@ -179,6 +181,8 @@ void prefill_paged(Bytes& in) {
   if (in.one_in(4)) p.page_indices_dtype = p.page_indptr_dtype = GDN_INT64;
   if (in.one_in(4)) {
     p.state_indices = p.output_state_indices = p.checkpoint_cu_starts = p.prefix_lens = &set;
+  } else if (in.one_in(4)) {
+    p.initial_page_indices = &set;
   }
   give_workspace(&p);
   spoil(in, &p);

@@ -29,7 +29,7 @@ void allow_result(const int32_t* array, int64_t seqs) {
 
 void check_report(const gdn_page_table_report_t& report, gdn_status_t status) {
   FUZZ_CHECK((report.rule == GDN_PAGE_TABLE_OK) == (status == GDN_OK));
-  FUZZ_CHECK(report.rule >= 0 && report.rule <= GDN_PAGE_TABLE_WRITE_AND_READ);
+  FUZZ_CHECK(report.rule >= 0 && report.rule <= GDN_PAGE_TABLE_INITIAL_PAGE);
 }
 
 }  // namespace
@@ -44,6 +44,8 @@ void page_table(Bytes& in) {
   p.page_indices = p.page_indptr = p.last_page_len = &set;
   if (!decode || in.one_in(4)) p.cu_seqlens = &set;
   if (in.one_in(4)) p.flags = GDN_ALLOW_PADDING;
+  p.flags |= batch.page_flags();
+  if (in.one_in(4)) p.initial_page_indices = &set;
   if (in.one_in(4)) p.page_indices_dtype = GDN_INT64;
   p.state_indices = p.output_state_indices = reinterpret_cast<int32_t*>(&set);
   p.checkpoint_cu_starts = p.prefix_lens = p.state_indices;
@@ -54,6 +56,8 @@ void page_table(Bytes& in) {
   place.table(&p.page_indices, seen.page_indices_dtype, seen.num_indices, batch.indices);
   place.table(&p.page_indptr, seen.page_indptr_dtype, Wide{seen.num_seqs} + 1, batch.indptr);
   place.table(&p.last_page_len, seen.last_page_len_dtype, seen.num_seqs, batch.last_page_len);
+  place.table(&p.initial_page_indices, seen.initial_page_indices_dtype, seen.num_seqs,
+              batch.initial_pages);
   place_result(place, &p.state_indices, seen.num_seqs, 0);
   place_result(place, &p.output_state_indices, seen.num_seqs, 1);
   place_result(place, &p.checkpoint_cu_starts, seen.num_seqs, 2);

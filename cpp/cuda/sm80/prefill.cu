@@ -76,6 +76,7 @@ const char* refuse(const PrefillProblem& p) {
   if (h.dim_k != h.dim_v) return "head_dim_k and head_dim_v differ; served: 64 and 128, equal";
   if (h.dim_k != 64 && h.dim_k != 128) return "head_dim is not 64 or 128";
   if (p.use_cp == GDN_CP_ON) return "use_cp = GDN_CP_ON, and this row has no context parallelism";
+  if (p.checkpoint_every % kChunk != 0) return "page_size is not a multiple of 64";
   if (entry_bound(p) > kMaxSequences) return "more than 4194304 sequences in one call";
   if (PrefillLayout(p).workspace.total() > 256'000'000) {
     return "one chunk of this many heads needs more than 256 MB of workspace";

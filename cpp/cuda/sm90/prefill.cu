@@ -92,6 +92,7 @@ const char* refuse(const PrefillProblem& p) {
     return "use_cp = GDN_CP_ON cuts sequences by what else is in the batch, which "
            "GDN_BATCH_INVARIANT forbids";
   }
+  if (p.checkpoint_every % kChunk != 0) return "page_size is not a multiple of 64";
   if (entry_bound(p) > kMaxSequences) return "more than 4194304 sequences in one call";
   if (HopperLayout(p).workspace.total() > 256'000'000) {
     return "one chunk of this many heads needs more than 256 MB of workspace";

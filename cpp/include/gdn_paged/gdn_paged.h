@@ -130,8 +130,10 @@ enum {
   GDN_EXPLICIT_SCALE = 1 << 2,  /* take `scale` as it is, also when it is 0 */
   GDN_BATCH_INVARIANT = 1 << 3, /* a sequence gives the same bytes whatever else is in the batch */
   GDN_ALLOW_PADDING = 1 << 4,   /* page-table check: -1 and empty page lists are not errors */
-  GDN_EXACT_COUNTS = 1 << 5     /* page-table check: num_tokens and num_pages of 0 are counts, not
+  GDN_EXACT_COUNTS = 1 << 5,    /* page-table check: num_tokens and num_pages of 0 are counts, not
                                    unknown */
+  GDN_ALLOW_UNALIGNED_PAGES = 1 << 6 /* page_size and checkpoint_every_n_tokens may be any positive
+                                        number; every page then ends in a shorter chunk */
 };
 
 /* What `g` holds. */
@@ -167,7 +169,12 @@ enum { GDN_CP_AUTO = 0, GDN_CP_OFF = 1, GDN_CP_ON = 2 };
  * state_checkpoints. A NULL pool is a zero state or no store.
  *
  * A sequence whose tables are broken (row ids out of range, a negative or too large number of new
- * tokens, prefix_lens[b] < 0) stores nothing and its outputs are zero. */
+ * tokens, prefix_lens[b] < 0) stores nothing and its outputs are zero.
+ *
+ * Fork of a partly filled page (paged form): where initial_page_indices[b] is not -1, a sequence
+ * with a prefix starts from that page instead of its own page of the last prefix token. What it
+ * stores goes to its own pages, so a shared page is neither copied nor changed; from the next call
+ * on the entry is -1 again. */
 typedef struct gdn_prefill_params {
   size_t struct_size;
 
@@ -234,7 +241,7 @@ typedef struct gdn_prefill_params {
   const void* page_indptr;   /* [num_seqs + 1] */
   const void* last_page_len; /* [num_seqs] */
   int64_t num_indices;
-  int64_t page_size; /* a positive multiple of 64 */
+  int64_t page_size; /* a positive multiple of 64, see GDN_ALLOW_UNALIGNED_PAGES */
 
   /* slots (slot form; or the paged form's, computed before) */
   const gdn_pool_t* initial_state;
@@ -252,7 +259,7 @@ typedef struct gdn_prefill_params {
   gdn_dtype_t prefix_lens_dtype;
   gdn_use_cp_t use_cp;
   int64_t num_checkpoint_indices;
-  int64_t checkpoint_every_n_tokens; /* 0: none; else a multiple of 64 */
+  int64_t checkpoint_every_n_tokens; /* 0: none; else as page_size */
 
   /* scratch: gdn_prefill_workspace_size and gdn_prefill_plan_size say how much */
   void* workspace; /* 256-byte aligned, one per stream in flight */
@@ -265,6 +272,11 @@ typedef struct gdn_prefill_params {
   void* parallel_for_context;
   int32_t num_threads; /* 0: all; at most 1024 */
   int32_t reserved;
+
+  /* paged form without slots, which hold it already */
+  const void* initial_page_indices; /* [num_seqs], -1: the own page; NULL: all -1 */
+  gdn_dtype_t initial_page_indices_dtype;
+  int32_t reserved2;
 } gdn_prefill_params_t;
 #define GDN_PREFILL_PARAMS_INIT GDN_INIT_(gdn_prefill_params_t)
 
@@ -285,7 +297,8 @@ GDN_API gdn_status_t gdn_prefill_plan(const gdn_prefill_params_t* params);
 /* One token per row. Paged form (gdn_decode_paged): `state_pool` and the page table; when
  * last_page_len[b] == 1 the token opens a new page, so the previous page is read (the zero state
  * if there is none) and the last one written, else the last page is updated in place. A last page
- * of -1 or an empty page list is a padding row: pool untouched, output zeros.
+ * of -1 or an empty page list is a padding row: pool untouched, output zeros. A row that is not its
+ * sequence's first token starts from initial_page_indices[b] where that is not -1, as in prefill.
  * Slot form (gdn_decode): initial_state is read at initial_state_indices[b] (-1: zero) and
  * output_state written at output_state_indices[b] (-1: not); (-1, -1) is a padding row. NULL
  * output_state_indices: the read rows; NULL initial_state_indices: row b.
@@ -359,6 +372,11 @@ typedef struct gdn_decode_params {
   void* parallel_for_context;
   int32_t num_threads;
   int32_t reserved2;
+
+  /* paged form without slots, which hold it already */
+  const void* initial_page_indices; /* [batch_size], -1: the own page; NULL: all -1 */
+  gdn_dtype_t initial_page_indices_dtype;
+  int32_t reserved3;
 } gdn_decode_params_t;
 #define GDN_DECODE_PARAMS_INIT GDN_INIT_(gdn_decode_params_t)
 
@@ -477,13 +495,13 @@ typedef struct gdn_page_table_params {
   gdn_device_type_t device_type;
   int32_t device_id;
   struct CUstream_st* stream;
-  uint64_t flags; /* GDN_ALLOW_PADDING | GDN_EXACT_COUNTS */
+  uint64_t flags; /* GDN_ALLOW_PADDING | GDN_EXACT_COUNTS | GDN_ALLOW_UNALIGNED_PAGES */
 
   int64_t num_seqs;
   int64_t num_tokens;        /* rows of q; the bound of cu_seqlens. 0: unknown */
   int64_t num_indices;       /* entries of page_indices */
   int64_t num_pages;         /* rows of the pool; 0: unknown */
-  int64_t page_size;         /* prefill: a positive multiple of 64; decode: 0 is unknown */
+  int64_t page_size;         /* prefill: as in its params; decode: 0 is unknown */
   const void* cu_seqlens;    /* [num_seqs + 1]; decode: NULL, one new token each */
   const void* page_indices;  /* [num_indices] */
   const void* page_indptr;   /* [num_seqs + 1] */
@@ -509,6 +527,10 @@ typedef struct gdn_page_table_params {
   void* parallel_for_context;
   int32_t num_threads;
   int32_t reserved;
+
+  const void* initial_page_indices; /* [num_seqs], as in prefill and decode; NULL: all -1 */
+  gdn_dtype_t initial_page_indices_dtype;
+  int32_t reserved2;
 } gdn_page_table_params_t;
 #define GDN_PAGE_TABLE_PARAMS_INIT GDN_INIT_(gdn_page_table_params_t)
 
@@ -516,7 +538,7 @@ GDN_API gdn_status_t gdn_prefill_slots(const gdn_page_table_params_t* params);
 GDN_API gdn_status_t gdn_decode_slots(const gdn_page_table_params_t* params);
 
 /* What a page-table check found: the lowest broken rule at its lowest sequence, or
- * GDN_PAGE_TABLE_OK. */
+ * GDN_PAGE_TABLE_OK. Rules 11 and 12 come last: they are looked at where no other is broken. */
 typedef struct gdn_page_table_report {
   int32_t rule; /* GDN_PAGE_TABLE_* */
   int32_t is_decode;
@@ -528,18 +550,20 @@ typedef struct gdn_page_table_report {
 
 enum {
   GDN_PAGE_TABLE_OK = 0,
-  GDN_PAGE_TABLE_INDPTR_START = 1,   /* page_indptr[0] < 0 */
-  GDN_PAGE_TABLE_INDPTR_ORDER = 2,   /* page_indptr decreases */
-  GDN_PAGE_TABLE_INDPTR_END = 3,     /* page_indptr runs past num_indices */
-  GDN_PAGE_TABLE_SEQLENS_START = 4,  /* cu_seqlens[0] != 0 */
-  GDN_PAGE_TABLE_SEQLENS_ORDER = 5,  /* cu_seqlens decreases */
-  GDN_PAGE_TABLE_SEQLENS_END = 6,    /* cu_seqlens runs past num_tokens */
-  GDN_PAGE_TABLE_EMPTY = 7,          /* an empty page list */
-  GDN_PAGE_TABLE_PAGE_ID = 8,        /* a page id outside [0, num_pages) */
-  GDN_PAGE_TABLE_LAST_PAGE_LEN = 9,  /* last_page_len outside [1, page_size] */
-  GDN_PAGE_TABLE_TOO_MANY_NEW = 10,  /* more new tokens than the table holds */
-  GDN_PAGE_TABLE_TWO_WRITERS = 11,   /* a page written by two sequences */
-  GDN_PAGE_TABLE_WRITE_AND_READ = 12 /* a page written by one sequence and read by another */
+  GDN_PAGE_TABLE_INDPTR_START = 1,    /* page_indptr[0] < 0 */
+  GDN_PAGE_TABLE_INDPTR_ORDER = 2,    /* page_indptr decreases */
+  GDN_PAGE_TABLE_INDPTR_END = 3,      /* page_indptr runs past num_indices */
+  GDN_PAGE_TABLE_SEQLENS_START = 4,   /* cu_seqlens[0] != 0 */
+  GDN_PAGE_TABLE_SEQLENS_ORDER = 5,   /* cu_seqlens decreases */
+  GDN_PAGE_TABLE_SEQLENS_END = 6,     /* cu_seqlens runs past num_tokens */
+  GDN_PAGE_TABLE_EMPTY = 7,           /* an empty page list */
+  GDN_PAGE_TABLE_PAGE_ID = 8,         /* a page id outside [0, num_pages) */
+  GDN_PAGE_TABLE_LAST_PAGE_LEN = 9,   /* last_page_len outside [1, page_size] */
+  GDN_PAGE_TABLE_TOO_MANY_NEW = 10,   /* more new tokens than the table holds */
+  GDN_PAGE_TABLE_TWO_WRITERS = 11,    /* a page written by two sequences */
+  GDN_PAGE_TABLE_WRITE_AND_READ = 12, /* a page written by one sequence and read by another; entry
+                                         -1: by initial_page_indices[sequence] */
+  GDN_PAGE_TABLE_INITIAL_PAGE = 13    /* an id of initial_page_indices outside [-1, num_pages) */
 };
 
 /* Checks every rule of a page table; is_decode selects the rows that the call would touch.
