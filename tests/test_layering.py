@@ -19,8 +19,12 @@ ARROWS = {
     "cpp/cuda/common": ("gdn_paged/", "core/", "cuda/common/"),
     "cpp/cuda/decode": ("gdn_paged/", "core/", "cuda/common/", "cuda/decode/"),
     "cpp/cuda/verify": ("gdn_paged/", "core/", "cuda/common/", "cuda/verify/"),
-    "cpp/cuda/sm80": ("gdn_paged/", "core/", "cuda/common/", "cuda/sm80/"),
-    "cpp/cuda/sm90": ("gdn_paged/", "core/", "cuda/common/", "cuda/sm80/", "cuda/sm90/"),
+    "cpp/cuda/short": ("gdn_paged/", "core/", "cuda/common/", "cuda/short/"),
+    "cpp/cuda/sm80": ("gdn_paged/", "core/", "cuda/common/", "cuda/short/short.h", "cuda/sm80/"),
+    "cpp/cuda/sm90": (
+        *("gdn_paged/", "core/", "cuda/common/", "cuda/short/short.h"),
+        *("cuda/sm80/", "cuda/sm90/"),
+    ),
     "bindings": ("gdn_paged/",),
     "examples": ("gdn_paged/",),
     "tests": (

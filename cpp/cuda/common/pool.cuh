@@ -39,6 +39,20 @@ struct Streaming {
                  : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy)
                  : "memory");
   }
+  // Eight bytes.
+  __device__ __forceinline__ uint2 load_half(const void* p) const {
+    uint2 v;
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(p), "l"(policy));
+    return v;
+  }
+  __device__ __forceinline__ void store_half(void* p, const uint2& v) const {
+    asm volatile("st.global.L1::no_allocate.L2::cache_hint.v2.u32 [%0], {%1, %2}, %3;"
+                 :
+                 : "l"(p), "r"(v.x), "r"(v.y), "l"(policy)
+                 : "memory");
+  }
 };
 
 // Pairs in any pool dtype, for kernels that hold a state in matrix fragments.

@@ -34,6 +34,7 @@ struct alignas(16) SequenceEntry {
 struct PlanHeader {
   int32_t num_entries;
   int32_t num_chunks;
+  int32_t num_short;  // sequences without chunks, listed from the end (common/short_sequence.h)
 };
 
 // Rows of one chunk that hold tokens of its sequence.

@@ -1,5 +1,7 @@
 // The row cuda_portable of prefill: what it refuses, its workspace, and the call.
 #include "core/kernel.h"
+#include "core/text.h"
+#include "cuda/short/short.h"
 #include "cuda/sm80/plan.cuh"
 #include "cuda/sm80/prefill.cuh"
 
@@ -43,7 +45,8 @@ void launch_plan(const PrefillProblem& p, void* plan) {
       .header = static_cast<PlanHeader*>(plan),
       .entries = reinterpret_cast<SequenceEntry*>(static_cast<char*>(plan) + kWorkspaceAlignment),
       .entry_bound = entry_bound(p),
-      .chunk_bound = chunk_bound(p)};
+      .chunk_bound = chunk_bound(p),
+      .short_tokens = short_regime(p) == ShortRegime::kNone ? 0 : kShortTokens};
   launch(prefill_plan,
          {.blocks = 1, .threads = static_cast<int32_t>(threads), .stream = p.device.stream}, params,
          "prefill_plan");
@@ -123,6 +126,18 @@ void make_plan(const PrefillProblem& p) {
 
 const PlanKernels kPlanCuda = {.size = plan_bytes, .make = make_plan};
 
+size_t prefill_workspace(const PrefillProblem& p, size_t chunks) {
+  return short_regime(p) == ShortRegime::kAll ? 0 : chunks;
+}
+
+// A plan of the caller's may list short sequences that this call itself would run in chunks.
+void launch_short_of_plan(const PrefillProblem& p, const void* plan) {
+  if (short_regime(p) != ShortRegime::kMixed && (p.plan == nullptr || p.num_seqs == 1)) return;
+  const auto* entries =
+      reinterpret_cast<const ShortEntry*>(static_cast<const char*>(plan) + kWorkspaceAlignment);
+  launch_listed_short(p, static_cast<const PlanHeader*>(plan), entries + entry_bound(p) - 1);
+}
+
 // NOTE: 8192x4 with 8 heads: 335 us narrow, 413 wide; 4096x8: 244 narrow, 233 wide (H200).
 ScanShape prefill_shape(const PrefillProblem& p) {
   const int64_t chains = std::min(entry_bound(p), chunk_bound(p)) * p.heads.state;
@@ -158,6 +173,7 @@ void launch_prefill(const PrefillProblem& p, ScanShape shape) {
       launch_slab<128>(params, p, shape);
     }
   }
+  launch_short_of_plan(p, plan);
 }
 
 void load_prefill_portable_kernels() {
@@ -170,11 +186,17 @@ const PrefillRow kPrefillCudaPortable = {
     .name = "cuda_portable",
     .description = [] { return "mma.sync, any GPU from sm_80; head sizes 64 and 128"; },
     .refuse = refuse,
-    .workspace = [](const PrefillProblem& p) { return PrefillLayout(p).workspace.total(); },
+    .workspace =
+        [](const PrefillProblem& p) {
+          return prefill_workspace(p, PrefillLayout(p).workspace.total());
+        },
     .launch =
         [](const PrefillProblem& p) {
-          if (p.num_seqs > 0 && p.num_tokens > 0) launch_prefill(p, prefill_shape(p));
+          if (p.num_seqs == 0 || p.num_tokens == 0) return;
+          if (short_regime(p) == ShortRegime::kAll) return launch_short(p);
+          launch_prefill(p, prefill_shape(p));
         },
+    .explain = explain_short,
 };
 
 }  // namespace gdn

@@ -61,6 +61,10 @@ extern template void load_prefill_kernels<128>();
 PrefillParams call_params(const PrefillProblem& p);
 // The plan that the caller brought, checked; or `own`, written on the stream.
 void* plan_of(const PrefillProblem& p, void* own);
+// Behind the last scan: the short sequences that the plan lists.
+void launch_short_of_plan(const PrefillProblem& p, const void* plan);
+// What a call needs whose chunks need `chunks` bytes.
+size_t prefill_workspace(const PrefillProblem& p, size_t chunks);
 
 // The whole call; `shape` is prefill_shape(p) but for tests and tuning.
 ScanShape prefill_shape(const PrefillProblem& p);

@@ -2,6 +2,7 @@
 #include "core/kernel.h"
 #include "core/slots.h"
 #include "core/text.h"
+#include "cuda/short/short.h"
 #include "cuda/sm80/prefill.cuh"
 #include "cuda/sm90/prefill.cuh"
 #include "cuda/sm90/tensor_map.h"
@@ -147,6 +148,8 @@ int32_t expected_segment_chunks(const PrefillProblem& p) {
 
 void explain_regime(const PrefillProblem& p, Text* text) {
   constexpr int64_t kShown = 16;
+  explain_short(p, text);
+  if (short_regime(p) == ShortRegime::kAll) return;
   if (segment_bound(p) == 0) {
     return text->add("  regime: every sequence in one pass; no context parallelism (%s)\n",
                      p.use_cp == GDN_CP_OFF ? "use_cp forbids it"
@@ -224,14 +227,14 @@ void launch_prefill_sm90(const PrefillProblem& p) {
   const LaunchScope scope(p.device);
   const HopperLayout layout(p);
   layout.workspace.check("workspace", p.workspace, p.workspace_bytes);
-  HopperParams params = hopper_params(
-      p, layout,
-      static_cast<char*>(plan_of(p, WorkspacePlan::carve<char>(p.workspace, layout.plan))));
+  auto* plan = static_cast<char*>(plan_of(p, WorkspacePlan::carve<char>(p.workspace, layout.plan)));
+  HopperParams params = hopper_params(p, layout, plan);
   if (p.io == DType::kBFloat16) {
     launch_slabs<bf16>(p, layout, params);
   } else {
     launch_slabs<fp16>(p, layout, params);
   }
+  launch_short_of_plan(p, plan);
 }
 
 }  // namespace
@@ -255,11 +258,14 @@ const PrefillRow kPrefillCudaSm90 = {
     // the size does for both.
     .workspace =
         [](const PrefillProblem& p) {
-          return std::max(HopperLayout(p).workspace.total(), kPrefillCudaPortable.workspace(p));
+          const size_t chunks = HopperLayout(p).workspace.total();
+          return std::max(prefill_workspace(p, chunks), kPrefillCudaPortable.workspace(p));
         },
     .launch =
         [](const PrefillProblem& p) {
-          if (p.num_seqs > 0 && p.num_tokens > 0) launch_prefill_sm90(p);
+          if (p.num_seqs == 0 || p.num_tokens == 0) return;
+          if (short_regime(p) == ShortRegime::kAll) return launch_short(p);
+          launch_prefill_sm90(p);
         },
     .explain = explain_regime,
 };
