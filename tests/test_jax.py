@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,6 +147,33 @@ def test_decode_slots(place):
     plain = function(**arrays, state_pool=pool_of(place))
     for x, y in zip(function(**arrays, state_pool=pool_of(place), slots=slots), plain, strict=True):
         assert np.array_equal(place.bits(x), place.bits(y))
+
+
+def test_forks_on_unaligned_pages(place):
+    """Two sequences start from page 6; the slots hold it, and a plan is made with it."""
+    table = page_table(80, ([5, 2], 70, 90), ([1], 0, 9), ([0, 3, 4], 40, 170))
+    table = replace(table, initial_pages=np.array([6, -1, 6]))
+    call = make_prefill(740, table, dim=64)
+    pool = NUMPY.pool(make_pool(740, 7, 4, 64)).view
+    expected = (np.asarray(NUMPY.prefill(call, pool, io_of(place))), pool)
+    got = place.prefill(call, pool_of(place, 740), io_of(place))
+    assert_close(place, got, expected)
+    tables = place.page_arguments(table) | {"page_size": 80, "allow_unaligned_pages": True}
+    cu = place.table(table.cu_seqlens)
+    slots = gdn_paged.jax.prefill_slots(cu_seqlens=cu, **tables)
+    assert [x.tolist() for x in slots] == [[6, -1, 6], [2, 1, 4], [0, 2, 3], [70, 0, 40]]
+    arguments = place.prefill_arguments(call.cast(io_of(place)), io_of(place))
+    operands = {x: arguments[x] for x in ("q", "k", "v", "cu_seqlens", "backend")}
+    pool = pool_of(place, 740)
+    plan = gdn_paged.jax.prefill_plan(**operands, **tables, state_pool=pool)
+    planned = place.prefill(call, pool, io_of(place), options={"plan": plan})
+    for x, y in zip(planned, got, strict=True):
+        assert np.array_equal(place.bits(x), place.bits(y))
+    step = replace(DECODE_TABLE, initial_pages=np.array([3, -1, 3]))
+    slots = gdn_paged.jax.decode_slots(**place.page_arguments(step))
+    assert [x.tolist() for x in slots] == [[3, 1, -1], [2, 1, -1]]
+    with pytest.raises(ValueError, match="or allow_unaligned_pages"):
+        gdn_paged.jax.prefill_slots(cu_seqlens=cu, **tables | {"allow_unaligned_pages": False})
 
 
 def x64():

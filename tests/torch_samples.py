@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import gdn_paged
-from calls import DecodeSlots, Slots, page_table
+from calls import DecodeSlots, PageTable, Slots, page_table
 from cases import make_decode, make_pool, make_prefill
-from targets import Target, available_targets
+from targets import Target, available_targets, unaligned
 from verify_calls import (
     NAMES,
     Verify,
@@ -73,9 +73,16 @@ def dim_of(target: Target) -> int:
     return 64 if target.device == "cpu" else 128
 
 
-def _prefill_paged(target: Target, **options: Any) -> Sample:
-    dim = dim_of(target)
-    call = make_prefill(700, page_table(64, *SPANS), dim=dim, **options).cast(io_of(target))
+def _forked(table: PageTable, pages: list[int]) -> PageTable:
+    return replace(table, initial_pages=np.array(pages))
+
+
+UNALIGNED = _forked(page_table(80, ([5, 2], 70, 90), ([1], 0, 9), ([0, 3, 4], 40, 170)), [6, -1, 6])
+
+
+def _prefill_paged(target: Target, table: PageTable | None = None, **options: Any) -> Sample:
+    dim, table = dim_of(target), table or page_table(64, *SPANS)
+    call = make_prefill(700, table, dim=dim, **options).cast(io_of(target))
     arguments = target.prefill_arguments(call, io_of(target))
     arguments["state_pool"] = target.pool(make_pool(700, 7, 4, dim)).view
     return Sample(gdn_paged.chunk_gated_delta_rule_paged, arguments, ("state_pool",))
@@ -102,8 +109,10 @@ def _prefill_packed(target: Target, initial: bool) -> Sample:
     return Sample(gdn_paged.chunk_gated_delta_rule, arguments)
 
 
-def _decode_paged(target: Target) -> Sample:
+def _decode_paged(target: Target, fork: bool = False) -> Sample:
     table = page_table(64, ([5, 2], 64, 65), ([1], 8, 9), ([-1], 1, 2), decode=True)
+    if fork:
+        table = _forked(table, [6, -1, 6])
     arguments = target.decode_arguments(make_decode(703, table, dim=64), io_of(target))
     arguments["state_pool"] = target.pool(make_pool(703, 7, 4)).view
     return Sample(gdn_paged.gated_delta_rule_decode_paged, arguments, ("state_pool",))
@@ -142,9 +151,10 @@ def _verify(target: Target, commit: bool) -> Sample:
     return Sample(getattr(gdn_paged, name), arguments, ("state_pool", "drafts"))
 
 
-def _prefill_slots(target: Target) -> Sample:
-    table = page_table(64, *SPANS)
-    arguments = target.page_arguments(table) | {"page_size": 64}
+def _prefill_slots(target: Target, table: PageTable | None = None) -> Sample:
+    table = table or page_table(64, *SPANS)
+    arguments = target.page_arguments(table) | {"page_size": table.page_size}
+    arguments |= unaligned(table.page_size)
     arguments["cu_seqlens"] = target.table(table.cu_seqlens)
     return Sample(gdn_paged.gdn_paged_prefill_slots, arguments)
 
@@ -157,14 +167,17 @@ def _decode_slots(target: Target) -> Sample:
 SAMPLES = {
     "prefill_paged": _prefill_paged,
     "prefill_paged raw gate": lambda t: _prefill_paged(t, beta_is_logit=True, **RAW),
+    "prefill_paged, forks on pages of 80": lambda t: _prefill_paged(t, UNALIGNED),
     "prefill by slots": _prefill_by_slots,
     "prefill packed": lambda t: _prefill_packed(t, initial=False),
     "prefill packed, initial states": lambda t: _prefill_packed(t, initial=True),
     "decode_paged": _decode_paged,
+    "decode_paged, a fork": lambda t: _decode_paged(t, fork=True),
     "decode in a pool": lambda t: _decode_by_rows(t, pool=True),
     "decode of states": lambda t: _decode_by_rows(t, pool=False),
     "verify_paged": lambda t: _verify(t, commit=False),
     "commit_paged": lambda t: _verify(t, commit=True),
     "prefill_slots": _prefill_slots,
+    "prefill_slots, forks on pages of 80": lambda t: _prefill_slots(t, UNALIGNED),
     "decode_slots": _decode_slots,
 }
