@@ -29,6 +29,7 @@ ARROWS = {
     "examples": ("gdn_paged/",),
     "tests": (
         "gdn_paged/",
+        "core/chunks.h",
         "core/slots.h",
         "core/workspace.h",
         "cpu/kernels.h",

@@ -310,8 +310,9 @@ def test_slabs(torch_cuda):
     out, pool = run(0)
     # Gates below 1 make what is older than some thousand tokens vanish.
     short_out, short_pool = run(tokens - 3000)
-    assert torch.equal(out[-1000:], short_out[-1000:])
-    assert torch.equal(pool[8:], short_pool[8:])
+    for x, y, bar in ((out[-1000:], short_out[-1000:], 4e-3), (pool[8:], short_pool[8:], 1e-3)):
+        error = (x.float() - y.float()).flatten(1).norm(dim=1) / y.float().flatten(1).norm(dim=1)
+        assert error.max() <= bar
 
 
 @pytest.mark.parametrize("size", [80, 528])

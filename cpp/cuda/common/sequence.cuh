@@ -1,14 +1,14 @@
 // From a chunk number to its sequence, tokens and valid rows.
 //
-// Chunks lie on absolute multiples of 64 tokens, so that page ends are chunk ends for any prefix:
-// the first chunk of a sequence may begin with rows of the prefix, the last may end early. Rows
-// outside [first, last) are never read.
+// Chunks lie in the grid of core/chunks.h, so that page ends are chunk ends for any prefix: the
+// first chunk of a sequence may begin with rows of the prefix, the last one and the last of a page
+// may end early. Rows outside [first, last) are never read.
 #pragma once
 
 #include <climits>
 #include <cstdint>
 
-#include "core/problem.h"
+#include "core/chunks.h"
 #include "cuda/common/reduce.cuh"
 
 namespace gdn {
@@ -17,17 +17,18 @@ namespace gdn {
 struct alignas(16) SequenceEntry {
   int32_t begin;             // first token
   int32_t length;            // new tokens
-  int32_t pad;               // prefix % 64; -1: dead, outputs are zeroed and nothing is stored
+  int32_t pad;               // rows before the first token; -1: dead, outputs zero, no store
   int32_t chunk_begin;       // number of its first chunk among those of all sequences
-  int32_t first_checkpoint;  // chunks up to the first page end; unused without checkpoints
+  int32_t first_checkpoint;  // chunks up to the first page end; far off without pages
   int32_t read_row;          // -1: zero state
   int32_t write_row;         // -1: no final store
   int32_t checkpoint_start;  // entry of its first checkpoint
 
   GDN_HOST_DEVICE bool live() const { return pad >= 0; }
   GDN_HOST_DEVICE int32_t skipped() const { return pad > 0 ? pad : 0; }
-  GDN_HOST_DEVICE int32_t chunk_count() const {
-    return static_cast<int32_t>((static_cast<int64_t>(skipped()) + length + kChunk - 1) / kChunk);
+  GDN_HOST_DEVICE int32_t chunk_count(const ChunkGrid& grid) const {
+    const int64_t rows = static_cast<int64_t>(skipped()) + length;
+    return static_cast<int32_t>(chunks_of_rows(grid, first_checkpoint, rows));
   }
 };
 
@@ -47,12 +48,14 @@ struct ChunkRows {
 };
 
 // Chunk number `chunk` of the sequence itself.
-__device__ __forceinline__ ChunkRows chunk_rows(const SequenceEntry& s, int32_t chunk) {
-  const int64_t start = static_cast<int64_t>(chunk) * kChunk;
+__device__ __forceinline__ ChunkRows chunk_rows(const ChunkGrid& grid, const SequenceEntry& s,
+                                                int32_t chunk) {
+  const int64_t start = rows_before(grid, s.first_checkpoint, chunk);
   const int64_t end = s.skipped() + static_cast<int64_t>(s.length) - start;
+  const int32_t rows = rows_of_chunk(grid, s.first_checkpoint, chunk);
   return {.origin = static_cast<int32_t>(s.begin - s.skipped() + start),
           .first = chunk == 0 ? s.skipped() : 0,
-          .last = static_cast<int32_t>(end < kChunk ? end : kChunk)};
+          .last = static_cast<int32_t>(end < rows ? end : rows)};
 }
 
 // The last of `count` entries whose first chunk is not past `chunk`. All lanes of a warp search

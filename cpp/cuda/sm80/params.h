@@ -67,7 +67,7 @@ struct PrefillParams {
   Gates gates;
   Pool initial, output_state, checkpoints;
   IndexTable checkpoint_indices;
-  int32_t checkpoint_chunks = 0;  // chunks per page; 0: no checkpoints
+  ChunkGrid grid;
 
   const PlanHeader* plan = nullptr;
   const SequenceEntry* entries = nullptr;  // [plan->num_entries]
@@ -91,10 +91,9 @@ inline constexpr int64_t kMaxSequences = int64_t{1} << 22;
 // Sequences that can have tokens.
 inline int64_t entry_bound(const PrefillProblem& p) { return std::min(p.num_seqs, p.num_tokens); }
 
-// Chunks of all sequences: n tokens at any offset touch at most (n + 62) / 64 + 1 chunks.
+// Chunks of all sequences.
 inline int64_t chunk_bound(const PrefillProblem& p) {
-  const int64_t n = entry_bound(p);
-  return std::min(p.num_tokens, (p.num_tokens + 62 * n) / kChunk + n);
+  return most_chunks(chunk_grid(p.checkpoint_every), p.num_tokens, entry_bound(p));
 }
 
 inline size_t plan_bytes(const PrefillProblem& p) {

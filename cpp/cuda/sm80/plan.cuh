@@ -21,6 +21,7 @@ struct PlanParams {
   int64_t entry_bound;
   int64_t chunk_bound;
   int64_t short_tokens;  // of a sequence that takes no chunks, at most
+  ChunkGrid grid;
 };
 static_assert(sizeof(ShortEntry) == sizeof(SequenceEntry) &&
               offsetof(ShortEntry, no_chunk) == offsetof(SequenceEntry, chunk_begin));
@@ -32,19 +33,16 @@ struct PlanCount {
   int64_t shorts;
 };
 
-__device__ __forceinline__ SequenceEntry plan_entry(const PrefillProblem& p, const Sequence& s) {
+__device__ __forceinline__ SequenceEntry plan_entry(const ChunkGrid& grid, const Sequence& s) {
   SequenceEntry entry = {};
+  const ChunkPlace place = chunk_place(grid, s.live ? s.prefix : 0);
   entry.begin = static_cast<int32_t>(s.begin);
   entry.length = static_cast<int32_t>(s.length);
-  entry.pad = s.live ? static_cast<int32_t>(s.prefix % kChunk) : -1;
+  entry.pad = s.live ? static_cast<int32_t>(place.row) : -1;
+  entry.first_checkpoint = static_cast<int32_t>(place.to_page_end);
   entry.read_row = static_cast<int32_t>(s.read_row);
   entry.write_row = static_cast<int32_t>(s.write_row);
   entry.checkpoint_start = static_cast<int32_t>(s.checkpoint_start);
-  if (s.live && p.checkpoint_every > 0) {
-    const int64_t grid_begin = s.prefix - s.prefix % kChunk;
-    const int64_t to_page_end = p.checkpoint_every - grid_begin % p.checkpoint_every;
-    entry.first_checkpoint = static_cast<int32_t>(min(to_page_end / kChunk, int64_t{INT32_MAX}));
-  }
   return entry;
 }
 
@@ -93,18 +91,18 @@ __global__ void __launch_bounds__(kPlanThreads) prefill_plan(const __grid_consta
     const int64_t b = first + threadIdx.x;
     Sequence sequence;
     if (b < p.problem.num_seqs) sequence = resolve_sequence(p.problem, b);
-    SequenceEntry entry = plan_entry(p.problem, sequence);
+    SequenceEntry entry = plan_entry(p.grid, sequence);
     const bool is_short = sequence.length > 0 && sequence.length <= p.short_tokens;
     const bool present = sequence.length > p.short_tokens;
+    const int32_t chunks = present ? entry.chunk_count(p.grid) : 0;
     PlanCount total;
-    PlanCount before =
-        count_before({present, present ? entry.chunk_count() : 0, is_short}, warp_totals, &total);
+    PlanCount before = count_before({present, chunks, is_short}, warp_totals, &total);
     before.entries += done.entries;
     before.chunks += done.chunks;
     before.shorts += done.shorts;
     const bool has_place = before.entries + before.shorts < p.entry_bound;
     // NOTE: only a cu_seqlens that gives tokens twice passes the bounds; what passes is dropped.
-    const int64_t chunk_end = before.chunks + entry.chunk_count();
+    const int64_t chunk_end = before.chunks + chunks;
     if (present && has_place && chunk_end <= p.chunk_bound) {
       entry.chunk_begin = static_cast<int32_t>(before.chunks);
       p.entries[before.entries] = entry;

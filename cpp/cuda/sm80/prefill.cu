@@ -31,10 +31,6 @@ PrefillParams prefill_params(const PrefillProblem& p) {
   params.staging = least_staging(p);
   params.staging.qk |= !params.vector_qk;
   params.staging.v |= !params.vector_v;
-  params.checkpoint_chunks =
-      p.checkpoints
-          ? static_cast<int32_t>(std::min<int64_t>(p.checkpoint_every / kChunk, INT32_MAX))
-          : 0;
   return params;
 }
 
@@ -46,7 +42,8 @@ void launch_plan(const PrefillProblem& p, void* plan) {
       .entries = reinterpret_cast<SequenceEntry*>(static_cast<char*>(plan) + kWorkspaceAlignment),
       .entry_bound = entry_bound(p),
       .chunk_bound = chunk_bound(p),
-      .short_tokens = short_regime(p) == ShortRegime::kNone ? 0 : kShortTokens};
+      .short_tokens = short_regime(p) == ShortRegime::kNone ? 0 : kShortTokens,
+      .grid = chunk_grid(p.checkpoint_every)};
   launch(prefill_plan,
          {.blocks = 1, .threads = static_cast<int32_t>(threads), .stream = p.device.stream}, params,
          "prefill_plan");
@@ -79,7 +76,6 @@ const char* refuse(const PrefillProblem& p) {
   if (h.dim_k != h.dim_v) return "head_dim_k and head_dim_v differ; served: 64 and 128, equal";
   if (h.dim_k != 64 && h.dim_k != 128) return "head_dim is not 64 or 128";
   if (p.use_cp == GDN_CP_ON) return "use_cp = GDN_CP_ON, and this row has no context parallelism";
-  if (p.checkpoint_every % kChunk != 0) return "page_size is not a multiple of 64";
   if (entry_bound(p) > kMaxSequences) return "more than 4194304 sequences in one call";
   if (PrefillLayout(p).workspace.total() > 256'000'000) {
     return "one chunk of this many heads needs more than 256 MB of workspace";
@@ -105,6 +101,8 @@ PrefillParams call_params(const PrefillProblem& p) {
   params.output_state = p.output_state;
   params.checkpoints = p.checkpoints;
   params.checkpoint_indices = p.checkpoint_indices;
+  params.grid = chunk_grid(p.checkpoint_every);
+  if (p.checkpoint_every == 0) params.checkpoints = {};
   return params;
 }
 

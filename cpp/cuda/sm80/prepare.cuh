@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(32 * PrepareTraits<D>::kNumWarps, 4)
   const int32_t number = p.slab_begin + slot;
   const SequenceEntry sequence = load_entry(p.plan, p.entries, p.entry_bound, number, lane);
   if (number >= p.plan->num_chunks || !sequence.live()) return;
-  const ChunkRows rows = chunk_rows(sequence, number - sequence.chunk_begin);
+  const ChunkRows rows = chunk_rows(p.grid, sequence, number - sequence.chunk_begin);
   const int first_head = unit * p.group;
 
   const int64_t tile = (static_cast<int64_t>(slot) * p.units + unit) * kChunk * D;

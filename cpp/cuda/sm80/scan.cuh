@@ -183,13 +183,13 @@ struct Scan {
     }
   }
 
-  __device__ __forceinline__ void store_output(const uint32_t (&words)[16], int32_t chunk,
+  __device__ __forceinline__ void store_output(const uint32_t (&words)[16], const ScanChunk& chunk,
                                                int first, int last) const {
     const int lane = this_lane(), row = 2 * (lane & 3);
-    first = max(first, block.first_row(chunk));
-    last = min(last, block.last_row(chunk));
+    first = max(first, chunk.first);
+    last = min(last, chunk.last);
     const int64_t stride = p.output.row_stride;
-    uint16_t* to = output_row(chunk, row) + 2 * (lane >> 2);
+    uint16_t* to = output_row(chunk.begin + row) + 2 * (lane >> 2);
     if (first == 0 && last == kChunk && p.vector_output) {
 #pragma unroll
       for (int e = 0; e < 16; ++e) {
@@ -201,6 +201,10 @@ struct Scan {
     for (int e = 0; e < 16; ++e) {
       const int at = 8 * (e / 2) + e % 2;
       if (row + at < first || row + at >= last) continue;
+      if (p.vector_output) {
+        store_global(to + at * stride, words[e]);
+        continue;
+      }
       to[at * stride] = static_cast<uint16_t>(words[e]);
       to[at * stride + 1] = static_cast<uint16_t>(words[e] >> 16);
     }
@@ -213,17 +217,17 @@ struct Scan {
                  : "memory");
   }
 
-  // Element (row, column 0 of this warp) of the output of a chunk.
-  __device__ __forceinline__ uint16_t* output_row(int32_t chunk, int row) const {
-    return block.output + (chunk * kChunk + row) * p.output.row_stride +
-           Traits::kWarpColumns * this_warp();
+  // Column 0 of this warp of the output of a row of the sequence.
+  __device__ __forceinline__ uint16_t* output_row(uint32_t row) const {
+    return block.output + row * p.output.row_stride + Traits::kWarpColumns * this_warp();
   }
 
   __device__ __forceinline__ void zero_output() const {
     const int lane = this_lane();
-    for (int32_t chunk = block.begin; chunk < block.end; ++chunk) {
-      for (int row = 0; row < block.last_row(chunk); ++row) {
-        if (lane < Traits::kWarpColumns) output_row(chunk, row)[lane] = 0;
+    ScanChunk chunk = first_chunk(p.grid, block);
+    for (; chunk.number < block.end; chunk = chunk.next(p.grid, block)) {
+      for (int row = 0; row < chunk.last; ++row) {
+        if (lane < Traits::kWarpColumns) output_row(chunk.begin + row)[lane] = 0;
       }
     }
   }
@@ -231,16 +235,17 @@ struct Scan {
   // ---- one chunk ----
 
   // Tokens [first, last) of a chunk, all of them unless it has resets.
-  __device__ __forceinline__ void advance(State& s, int32_t chunk, int first, int last) const {
-    const uint32_t stage = copies.stage(chunk);
+  __device__ __forceinline__ void advance(State& s, const ScanChunk& chunk, int first,
+                                          int last) const {
+    const uint32_t stage = copies.stage(chunk.number);
     Operand y;
-    form_residual(y, s, chunk, first, last);
+    form_residual(y, s, chunk.number, first, last);
     form_updates(y, stage);
     uint32_t words[16];
-    form_output(words, s, y, chunk);
+    form_output(words, s, y, chunk.number);
     if (!Traits::kAhead && last == kChunk) {
       __syncthreads();  // all warps are past V, Q and P
-      copies.copy_rest(chunk + 1);
+      copies.copy_rest(chunk.next(p.grid, block));
     }
     store_output(words, chunk, first, last);
     update_state(s, y, stage);
@@ -266,25 +271,17 @@ struct Scan {
     store_state<D>(s, pool, row, block.head, lane_offset(), p.vector_state);
   }
 
-  // Chunks done at the first page end past chunk `begin`.
-  __device__ __forceinline__ int32_t first_checkpoint() const {
-    if (p.checkpoint_chunks == 0) return INT_MAX;
-    const int32_t first = p.entries[block.entry].first_checkpoint;
-    const int32_t past = block.begin - first;
-    return past < 0 ? first : first + (past / p.checkpoint_chunks + 1) * p.checkpoint_chunks;
-  }
-
   __device__ __forceinline__ void store_checkpoint(const State& s, int32_t chunk) const {
     const SequenceEntry& sequence = p.entries[block.entry];
     const int64_t entry =
-        sequence.checkpoint_start + (chunk + 1 - sequence.first_checkpoint) / p.checkpoint_chunks;
+        sequence.checkpoint_start + p.grid.page_ends(sequence.first_checkpoint, chunk);
     store(s, p.checkpoints, p.checkpoint_indices ? p.checkpoint_indices[entry] : entry);
   }
 
   // The end of the sequence or of the slab.
   __device__ __forceinline__ void store_end(const State& s) const {
     const SequenceEntry& sequence = p.entries[block.entry];
-    if (block.end == sequence.chunk_count()) {
+    if (block.end == sequence.chunk_count(p.grid)) {
       store(s, p.output_state, sequence.write_row);
     } else {
       store_tiles<D>(s, p.handover_out + block.head * int64_t{D * D} + lane_offset(), true);
@@ -293,13 +290,13 @@ struct Scan {
 
   // Tokens after a reset owe nothing to those before it, NaN and inf included. A zero factor would
   // not keep those out of a product, so a chunk with resets runs once per segment between them.
-  __device__ __forceinline__ void run_chunk(State& s, int32_t chunk) const {
+  __device__ __forceinline__ void run_chunk(State& s, const ScanChunk& chunk) const {
     int first = 0;  // token where the segment begins
 #pragma unroll 1
     do {
       int last = kChunk;
       const uint4 words =
-          load_shared4(copies.stage(chunk) + Traits::kGates + offsetof(GateRecord, resets));
+          load_shared4(copies.stage(chunk.number) + Traits::kGates + offsetof(GateRecord, resets));
       if ((words.x | words.y) != 0) {
         const uint64_t ahead = (static_cast<uint64_t>(words.y) << 32 | words.x) >> first;
         if (ahead & 1) {
@@ -320,23 +317,23 @@ struct Scan {
       if (holds_state) zero_output();
       return;
     }
-    copies.copy_keyed(block.begin);
-    copies.copy_rest(block.begin);
+    ScanChunk chunk = first_chunk(p.grid, block);
+    copies.copy_keyed(chunk);
+    copies.copy_rest(chunk);
     State s;
     if (holds_state) load(s);
-    int32_t checkpoint = first_checkpoint();
 #pragma unroll 1
-    for (int32_t chunk = block.begin; chunk < block.end; ++chunk) {
+    for (; chunk.number < block.end; chunk = chunk.next(p.grid, block)) {
       copy_wait_all();
       __syncthreads();
-      copies.copy_keyed(chunk + 1);
-      if (Traits::kAhead) copies.copy_rest(chunk + 1);
+      const ScanChunk next = chunk.next(p.grid, block);
+      copies.copy_keyed(next);
+      if (Traits::kAhead) copies.copy_rest(next);
       if (!holds_state) continue;
       run_chunk(s, chunk);
       // A chunk that ends early ends no page.
-      if (chunk + 1 == checkpoint && block.last_row(chunk) == kChunk) {
-        store_checkpoint(s, chunk);
-        checkpoint += p.checkpoint_chunks;
+      if (chunk.ends_page() && chunk.last == chunk.whole(p.grid)) {
+        store_checkpoint(s, chunk.number);
       }
     }
     if (holds_state) store_end(s);

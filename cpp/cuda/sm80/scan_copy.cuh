@@ -19,16 +19,47 @@ struct ScanBlock {
   int32_t column;  // first column of V
   int32_t begin;   // chunks of this slab, counted within the sequence
   int32_t end;
-  int32_t skipped;  // rows of chunk 0 before the first token
-  uint32_t rows;    // all rows of the sequence, with the skipped ones
+  int32_t skipped;   // rows of chunk 0 before the first token
+  uint32_t rows;     // all rows of the sequence, with the skipped ones
+  int32_t page_end;  // chunks up to the first page end
   bool live;
+};
 
-  __device__ __forceinline__ int first_row(int32_t chunk) const { return chunk == 0 ? skipped : 0; }
-  __device__ __forceinline__ int last_row(int32_t chunk) const {
-    const uint32_t left = rows - static_cast<uint32_t>(chunk) * 64u;
-    return left < 64u ? static_cast<int>(left) : 64;
+// Where a block stands in its sequence: a chunk, its rows, and the next page end.
+struct ScanChunk {
+  int32_t number;
+  uint32_t begin;    // rows of the sequence before its row 0
+  int32_t page_end;  // chunks up to the next page end
+  int first;         // rows that hold tokens
+  int last;
+
+  __device__ __forceinline__ bool ends_page() const { return number + 1 == page_end; }
+  // Rows with those past the end of the sequence.
+  __device__ __forceinline__ int whole(const ChunkGrid& grid) const {
+    return static_cast<int>(kChunk) - (ends_page() ? grid.gap : 0);
+  }
+  __device__ __forceinline__ void set_rows(const ChunkGrid& grid, const ScanBlock& block) {
+    first = number == 0 ? block.skipped : 0;
+    last = static_cast<int>(min(block.rows - begin, static_cast<uint32_t>(whole(grid))));
+  }
+  __device__ __forceinline__ ScanChunk next(const ChunkGrid& grid, const ScanBlock& block) const {
+    ScanChunk chunk = *this;
+    chunk.number = number + 1;
+    chunk.begin = begin + whole(grid);
+    if (ends_page()) chunk.page_end += grid.page_chunks;
+    chunk.set_rows(grid, block);
+    return chunk;
   }
 };
+
+__device__ __forceinline__ ScanChunk first_chunk(const ChunkGrid& grid, const ScanBlock& block) {
+  const int32_t passed = grid.page_ends(block.page_end, block.begin);
+  ScanChunk chunk = {.number = block.begin};
+  chunk.begin = static_cast<uint32_t>(rows_before(grid, block.page_end, block.begin));
+  chunk.page_end = block.page_end + passed * grid.page_chunks;
+  chunk.set_rows(grid, block);
+  return chunk;
+}
 
 // Fills `block` with the work of this block, by one warp.
 template <class Traits>
@@ -59,9 +90,10 @@ __device__ __forceinline__ void find_block(const PrefillParams& p, ScanBlock& bl
   block.head = head;
   block.column = column;
   block.begin = max(p.slab_begin - sequence.chunk_begin, 0);
-  block.end = min(slab_end - sequence.chunk_begin, sequence.chunk_count());
+  block.end = min(slab_end - sequence.chunk_begin, sequence.chunk_count(p.grid));
   block.skipped = sequence.skipped();
   block.rows = static_cast<uint32_t>(block.skipped) + static_cast<uint32_t>(sequence.length);
+  block.page_end = sequence.first_checkpoint;
   block.live = sequence.live();
   block.keys = p.staging.qk ? p.staged_k + unit * kTile : rows_of(p.k, p.heads.k_of(head));
   block.queries = p.staging.qk ? p.staged_q + unit * kTile : rows_of(p.q, p.heads.q_of(head));
@@ -97,23 +129,23 @@ class ScanCopies {
   }
 
   // K, T and gates.
-  __device__ __forceinline__ void copy_keyed(int32_t chunk) const {
+  __device__ __forceinline__ void copy_keyed(const ScanChunk& chunk) const {
     const int copier = static_cast<int>(threadIdx.x) - Traits::kFirstCopier;
-    if (chunk >= block_.end || copier < 0) return;
-    const uint32_t to = stage(chunk);
+    if (chunk.number >= block_.end || copier < 0) return;
+    const uint32_t to = stage(chunk.number);
     copy_keys(to + Traits::kKeys, block_.keys, p_.k, chunk, copier);
-    copy_bytes<kTriangleBytes + sizeof(GateRecord)>(to + Traits::kTriangle, record(chunk).t,
+    copy_bytes<kTriangleBytes + sizeof(GateRecord)>(to + Traits::kTriangle, record(chunk.number).t,
                                                     copier);
     copy_commit();
   }
 
   // V, Q and P.
-  __device__ __forceinline__ void copy_rest(int32_t chunk) const {
+  __device__ __forceinline__ void copy_rest(const ScanChunk& chunk) const {
     const int copier = static_cast<int>(threadIdx.x) - Traits::kFirstCopier;
-    if (chunk >= block_.end || copier < 0) return;
+    if (chunk.number >= block_.end || copier < 0) return;
     copy_values(chunk, copier);
-    copy_keys(queries(chunk), block_.queries, p_.q, chunk, copier);
-    copy_bytes<kTriangleBytes>(products(chunk), record(chunk).p, copier);
+    copy_keys(queries(chunk.number), block_.queries, p_.q, chunk, copier);
+    copy_bytes<kTriangleBytes>(products(chunk.number), record(chunk.number).p, copier);
     copy_commit();
   }
 
@@ -151,11 +183,12 @@ class ScanCopies {
       }
       return;
     }
-#pragma unroll 1
+    const int skipped = rows.first - rows.row;
+    const auto count = static_cast<uint32_t>(rows.last - rows.first);
+#pragma unroll
     for (int turn = 0; turn < 64 / kStep; ++turn) {
-      const int at = rows.row + turn * kStep;
       copy_async_or_zero(place_of(turn), rows.from + turn * kStep * rows.stride,
-                         at >= rows.first && at < rows.last);
+                         static_cast<uint32_t>(turn * kStep - skipped) < count);
     }
   }
 
@@ -164,29 +197,31 @@ class ScanCopies {
   }
 
   __device__ __forceinline__ void copy_keys(uint32_t to, const bf16* from, const Tensor& x,
-                                            int32_t chunk, int copier) const {
+                                            const ScanChunk& chunk, int copier) const {
     const int64_t stride = key_stride(x);
-    const int64_t chunk_step = p_.staging.qk ? p_.units * kChunk * D : kChunk * stride;
+    const int64_t begin =
+        p_.staging.qk ? chunk.number * (p_.units * kChunk * D) : chunk.begin * stride;
     const int row = copier / kKeyPieces, piece = copier % kKeyPieces;
-    copy_rows<KeyTile, kKeyStep>(to, {.from = from + chunk * chunk_step + row * stride + 8 * piece,
+    copy_rows<KeyTile, kKeyStep>(to, {.from = from + begin + row * stride + 8 * piece,
                                       .stride = stride,
                                       .place = KeyTile::offset(row, piece),
                                       .row = row,
-                                      .first = p_.staging.qk ? 0 : block_.first_row(chunk),
-                                      .last = p_.staging.qk ? 64 : block_.last_row(chunk)});
+                                      .first = p_.staging.qk ? 0 : chunk.first,
+                                      .last = p_.staging.qk ? 64 : chunk.last});
   }
 
-  __device__ __forceinline__ void copy_values(int32_t chunk, int copier) const {
+  __device__ __forceinline__ void copy_values(const ScanChunk& chunk, int copier) const {
     const int64_t stride = p_.staging.v ? D : p_.v.row_stride;
-    const int64_t chunk_step = p_.staging.v ? p_.heads.state * kChunk * D : kChunk * stride;
+    const int64_t begin =
+        p_.staging.v ? chunk.number * (p_.heads.state * kChunk * D) : chunk.begin * stride;
     const int row = copier / kValuePieces, piece = copier % kValuePieces;
-    copy_rows<ValueTile, kValueStep>(
-        values(chunk), {.from = block_.values + chunk * chunk_step + row * stride + 8 * piece,
-                        .stride = stride,
-                        .place = ValueTile::offset(row, piece),
-                        .row = row,
-                        .first = p_.staging.v ? 0 : block_.first_row(chunk),
-                        .last = p_.staging.v ? 64 : block_.last_row(chunk)});
+    copy_rows<ValueTile, kValueStep>(values(chunk.number),
+                                     {.from = block_.values + begin + row * stride + 8 * piece,
+                                      .stride = stride,
+                                      .place = ValueTile::offset(row, piece),
+                                      .row = row,
+                                      .first = p_.staging.v ? 0 : chunk.first,
+                                      .last = p_.staging.v ? 64 : chunk.last});
   }
 
   __device__ __forceinline__ const ChunkRecord& record(int32_t chunk) const {

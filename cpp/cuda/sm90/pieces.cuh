@@ -146,7 +146,7 @@ __device__ __forceinline__ void cut_item(const HopperParams& p, SlabRange slab, 
     item.state_in = state(piece + 1);
     item.dtype_in = static_cast<int32_t>(DType::kFloat32);
   }
-  if (part.end < min(sequence.chunk_begin + sequence.chunk_count(), slab.end)) {
+  if (part.end < min(sequence.chunk_begin + sequence.chunk_count(p.call.grid), slab.end)) {
     item.announced = piece;
     item.state_out = state(piece);
     item.dtype_out = static_cast<int32_t>(DType::kFloat32);

@@ -21,7 +21,7 @@ using sm90::HopperParams;
 int32_t segment_bound(const PrefillProblem& p) {
   const int32_t heads = p.heads.state, blocks = device_info(p.device.id).num_sms;
   const int64_t longest = p.max_seqlen > 0 ? std::min(p.max_seqlen, p.num_tokens) : p.num_tokens;
-  const int64_t chunks = std::min(longest, (longest + 62) / kChunk + 1);
+  const int64_t chunks = most_chunks(chunk_grid(p.checkpoint_every), longest, 1);
   if (p.use_cp == GDN_CP_OFF || p.batch_invariant || chunks < 2) return 0;
   if (heads > 2 * blocks) return 0;  // they fill the GPU, and two segments of them much memory
   const bool pays = longest >= kLeastCutTokens &&
@@ -93,7 +93,6 @@ const char* refuse(const PrefillProblem& p) {
     return "use_cp = GDN_CP_ON cuts sequences by what else is in the batch, which "
            "GDN_BATCH_INVARIANT forbids";
   }
-  if (p.checkpoint_every % kChunk != 0) return "page_size is not a multiple of 64";
   if (entry_bound(p) > kMaxSequences) return "more than 4194304 sequences in one call";
   if (HopperLayout(p).workspace.total() > 256'000'000) {
     return "one chunk of this many heads needs more than 256 MB of workspace";
@@ -111,11 +110,12 @@ const char* refuse(const PrefillProblem& p) {
   return nullptr;
 }
 
-// New chunks of a sequence whose prefix the host does not know: one less or more is possible.
+// New chunks of a sequence whose prefix the host does not know: some less or more are possible.
 int32_t host_chunks(const PrefillProblem& p, int64_t b) {
   int64_t begin = 0, length = 0;
   token_range(p.cu_seqlens_host, p.num_tokens, b, &begin, &length);
-  return sm90::divide_up(length, kChunk);
+  const ChunkGrid grid = chunk_grid(p.checkpoint_every);
+  return static_cast<int32_t>(chunks_of_rows(grid, grid.page_chunks, length));
 }
 
 // The way the device takes at these lengths; 0: no sequence is cut.
@@ -164,8 +164,9 @@ void explain_regime(const PrefillProblem& p, Text* text) {
   }
   const int32_t chunks = expected_segment_chunks(p);
   if (chunks == 0) return text->add("  regime: every sequence in one pass at these lengths\n");
+  const ChunkGrid grid = chunk_grid(p.checkpoint_every);
   text->add("  regime: context parallel, segments of %d tokens:",
-            chunks * static_cast<int>(kChunk));
+            static_cast<int>(rows_before(grid, grid.page_chunks, chunks)));
   for (int64_t b = 0; b < std::min(p.num_seqs, kShown); ++b) {
     text->add("%s sequence %lld in %d", b == 0 ? "" : ",", static_cast<long long>(b),
               sm90::divide_up(host_chunks(p, b), chunks));
@@ -177,10 +178,6 @@ PrefillParams kernel_params(const PrefillProblem& p) {
   PrefillParams params = call_params(p);
   params.group = p.heads.state / p.heads.k;
   params.units = p.heads.k;
-  // Twice this many chunks still count in 32 bits.
-  params.checkpoint_chunks = static_cast<int32_t>(
-      std::min<int64_t>(std::max<int64_t>(p.checkpoint_every / kChunk, 1), 1 << 30));
-  if (p.checkpoint_every == 0) params.checkpoints = {};
   return params;
 }
 

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(PrepareMap<kWarps>::kThreads, PrepareMap<kWarp
   if (slot >= slab.end - slab.begin) return;
   const int32_t number = slab.begin + slot;
   const SequenceEntry sequence = load_entry(p.plan, p.entries, p.entry_bound, number, lane);
-  const ChunkRows rows = chunk_rows(sequence, number - sequence.chunk_begin);
+  const ChunkRows rows = chunk_rows(p.grid, sequence, number - sequence.chunk_begin);
   const int first_head = unit * p.group;
   if (!sequence.live()) {
     zero_outputs(p, rows, first_head);

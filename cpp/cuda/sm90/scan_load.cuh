@@ -102,12 +102,12 @@ struct LoaderRole {
     }
   }
 
-  __device__ __forceinline__ void load_chunk(uint32_t item, int chunk, int chunks) {
-    const int token = GDN_ITEM(item, origin) + chunk * static_cast<int>(kChunk);
-    const RowRange range = item_rows(item, chunk, chunks);
+  __device__ __forceinline__ void load_chunk(const ItemChunk& at, int token) {
+    const uint32_t item = at.item;
+    const RowRange range = at.rows(p.call.grid);
     const ChunkRows rows = {.origin = token, .first = range.first, .last = range.last};
     const int64_t record =
-        GDN_ITEM(item, record) + static_cast<int64_t>(chunk) * p.call.heads.state;
+        GDN_ITEM(item, record) + static_cast<int64_t>(at.chunk) * p.call.heads.state;
 
     // K, and the gates with it. Foreign rows of K would reach products with zero weights, where a
     // NaN survives; those of Q and V only reach places that are not used.
@@ -173,7 +173,9 @@ struct LoaderRole {
       if (chunks == 0) break;
       prefetch_state(slot, thread);
 #pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) load_chunk(item, chunk, chunks);
+      for (ItemTokens to = tokens_of(item, chunks); to.at.chunk < chunks; to.advance(p.call.grid)) {
+        load_chunk(to.at, to.token);
+      }
     }
   }
 };

@@ -187,7 +187,7 @@ struct StateRole {
 
   // One chunk. `a` is S in 16 bits; `o` the outputs of the chunk before, which leave meanwhile.
   __device__ __forceinline__ void advance(float (&s)[64], uint32_t (&a)[32], uint32_t (&o)[16],
-                                          uint32_t item, int chunk, int chunks) {
+                                          const ItemChunk& at) {
     const uint32_t gate = shared + Traits::kGates + gates.stage * sizeof(GateBlock);
     const Operand<> k_tile = Operand<>::k_major(shared + Traits::kKeys + keys.stage * kTile);
     const Operand<> q_tile = Operand<>::k_major(shared + Traits::kQueries + queries.stage * kTile);
@@ -205,8 +205,8 @@ struct StateRole {
     wgmma_commit();
 
     // Behind it: the outputs of the chunk before, V^T, and the decay of S.
-    if (chunk > 0) hand_over(o, pairs.stage ^ 1);
-    const RowRange rows = item_rows(item, chunk, chunks);
+    if (at.chunk > 0) hand_over(o, pairs.stage ^ 1);
+    const RowRange rows = at.rows(p.call.grid);
     barrier_wait(value_full(pairs.stage), pairs.parity);
     uint32_t y[16];
     int lane = fresh_lane();
@@ -330,18 +330,16 @@ struct StateRole {
     load_state(
         s, reinterpret_cast<const void*>(load_shared_u64(item + offsetof(ScanItem, state_in))),
         static_cast<DType>(GDN_ITEM(item, dtype_in)), state_offset(group, warp, fresh_lane()));
-    int page_end = GDN_ITEM(item, page_end);
     int checkpoint = 0;
     uint32_t a[32], o[16];
     pack_state<T>(a, s);
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      advance(s, a, o, item, chunk, chunks);
+    for (ItemChunk at = chunks_of(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
+      advance(s, a, o, at);
       // The last chunk ends a page only if its rows reach the end.
-      if (chunk + 1 == page_end &&
-          (chunk + 1 < chunks || GDN_ITEM(item, last_row) == static_cast<int>(kChunk))) {
+      if (at.ends_page() &&
+          (!at.last() || GDN_ITEM(item, last_row) == static_cast<int>(kChunk) - p.call.grid.gap)) {
         store_checkpoint(s, item, static_cast<int64_t>(GDN_ITEM(item, checkpoint)) + checkpoint);
-        page_end += p.call.checkpoint_chunks;
         ++checkpoint;
       }
     }

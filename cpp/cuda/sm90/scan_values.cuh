@@ -21,10 +21,12 @@ struct ValueRole {
 
   // A chunk whose V is in a stage and whose O is to come.
   struct Pending {
-    uint32_t item = 0;  // 0: none
-    uint32_t item_empty = 0;
-    int chunk = 0;
-    int chunks = 0;
+    uint32_t item = 0;        // 0: none
+    uint32_t item_empty = 0;  // 0: not the item's last chunk
+    int token = 0;
+    int rows = 0;  // first | last << 8
+
+    __device__ __forceinline__ RowRange range() const { return {rows & 0xff, rows >> 8}; }
   };
   Pending older, newer;
 
@@ -35,9 +37,8 @@ struct ValueRole {
     return shared + first + 8 * (group * Traits::kPairStages + stage);
   }
 
-  __device__ __forceinline__ void load(uint32_t item, int chunk, int stage) const {
+  __device__ __forceinline__ void load(uint32_t item, int token, int stage) const {
     const uint32_t full = barrier(Traits::kValueFull, stage);
-    const int token = GDN_ITEM(item, origin) + chunk * static_cast<int>(kChunk);
     barrier_arrive_expect(full, kPanel);
     tensor_load(place(stage), &p.v_map, 64 * group, GDN_ITEM(item, v_head), token, full);
   }
@@ -61,17 +62,16 @@ struct ValueRole {
   __device__ __forceinline__ void store(const Pending& of, int stage, uint32_t parity) const {
     barrier_wait(barrier(Traits::kOutputFull, stage), parity);
     fence_async_proxy();
-    const RowRange rows = item_rows(of.item, of.chunk, of.chunks);
-    const int token = GDN_ITEM(of.item, origin) + of.chunk * static_cast<int>(kChunk);
+    const RowRange rows = of.range();
     if (!rows.whole()) {
-      store_rows(of.item, token, rows, place(stage));
+      store_rows(of.item, of.token, rows, place(stage));
     } else if (fresh_lane() == 0) {
-      tensor_store(&p.output_map, 64 * group, GDN_ITEM(of.item, head), token, place(stage));
+      tensor_store(&p.output_map, 64 * group, GDN_ITEM(of.item, head), of.token, place(stage));
       bulk_commit();
       bulk_wait_read();
     }
     __syncwarp();
-    if (of.chunk + 1 == of.chunks && fresh_lane() == 0) barrier_arrive(of.item_empty);
+    if (of.item_empty != 0 && fresh_lane() == 0) barrier_arrive(of.item_empty);
   }
 
   __device__ __forceinline__ void run() {
@@ -81,15 +81,16 @@ struct ValueRole {
       const int chunks = GDN_ITEM(item, chunks);
       if (chunks == 0) break;
 #pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) {
+      for (ItemTokens to = tokens_of(item, chunks); to.at.chunk < chunks; to.advance(p.call.grid)) {
         if (older.item != 0) store(older, stages.stage, stages.parity ^ 1);
-        if (fresh_lane() == 0) load(item, chunk, stages.stage);
+        if (fresh_lane() == 0) load(item, to.token, stages.stage);
         __syncwarp();
         older = newer;
+        const RowRange rows = to.at.rows(p.call.grid);
         newer = {.item = item,
-                 .item_empty = shared + items.of(Traits::kItemEmpty),
-                 .chunk = chunk,
-                 .chunks = chunks};
+                 .item_empty = to.at.last() ? shared + items.of(Traits::kItemEmpty) : 0,
+                 .token = to.token,
+                 .rows = rows.first | rows.last << 8};
         stages.advance();
       }
     }

@@ -36,14 +36,16 @@ __device__ __forceinline__ SlabSequences slab_sequences(const HopperParams& p, i
 }
 
 // Chunks of a sequence in the slab; none of a dead one.
-__device__ __forceinline__ int32_t live_chunks(const SequenceEntry& s, SlabRange slab) {
+__device__ __forceinline__ int32_t live_chunks(const ChunkGrid& grid, const SequenceEntry& s,
+                                               SlabRange slab) {
   if (!s.live()) return 0;
-  return min(s.chunk_begin + s.chunk_count(), slab.end) - max(s.chunk_begin, slab.begin);
+  return min(s.chunk_begin + s.chunk_count(grid), slab.end) - max(s.chunk_begin, slab.begin);
 }
 
 __device__ __forceinline__ int32_t lane_chunks(const HopperParams& p, const SlabSequences& all,
                                                int32_t place) {
-  return place < all.count ? live_chunks(p.call.entries[all.first + place], all.slab) : 0;
+  if (place >= all.count) return 0;
+  return live_chunks(p.call.grid, p.call.entries[all.first + place], all.slab);
 }
 
 __device__ __forceinline__ int32_t warp_inclusive_count(int32_t x, int lane) {
@@ -141,7 +143,8 @@ __device__ __forceinline__ Part find_part(const HopperParams& p, const SlabSeque
     Part part = {};
     part.sequence = p.call.entries[all.first + number];
     part.begin = max(part.sequence.chunk_begin, all.slab.begin);
-    part.end = min(part.sequence.chunk_begin + part.sequence.chunk_count(), all.slab.end);
+    const int32_t chunks = part.sequence.chunk_count(p.call.grid);
+    part.end = min(part.sequence.chunk_begin + chunks, all.slab.end);
     part.count = 1;
     return part;
   }
@@ -185,11 +188,11 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
   const PrefillParams& p = params.call;
   const SequenceEntry& sequence = part.sequence;
   const int32_t done = part.begin - sequence.chunk_begin;
-  const ChunkRows first = chunk_rows(sequence, done);
+  const ChunkRows first = chunk_rows(p.grid, sequence, done);
   item.chunks = part.end - part.begin;
   item.origin = static_cast<int32_t>(first.origin);
   item.first_row = first.first;
-  item.last_row = chunk_rows(sequence, done + item.chunks - 1).last;
+  item.last_row = chunk_rows(p.grid, sequence, done + item.chunks - 1).last;
   item.record = (part.begin - slab.begin) * p.heads.state + head;
   item.head = head;
   item.q_head = p.heads.q_of(head);
@@ -197,16 +200,10 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
   item.v_head = p.heads.v_of(head);
   item.awaited = item.announced = -1;
 
-  item.page_end = INT_MAX;
-  if (p.checkpoints) {
-    const int32_t passed = done >= sequence.first_checkpoint
-                               ? (done - sequence.first_checkpoint) / p.checkpoint_chunks + 1
-                               : 0;
-    const int64_t page_end =
-        sequence.first_checkpoint + static_cast<int64_t>(passed) * p.checkpoint_chunks - done;
-    item.page_end = static_cast<int32_t>(page_end < INT_MAX ? page_end : INT_MAX);
-    item.checkpoint = sequence.checkpoint_start + passed;
-  }
+  const int32_t passed = p.grid.page_ends(sequence.first_checkpoint, done);
+  item.page_end =
+      static_cast<int32_t>(sequence.first_checkpoint + int64_t{passed} * p.grid.page_chunks - done);
+  item.checkpoint = sequence.checkpoint_start + passed;
 
   // Of a cut sequence no pool row is read here: another segment may be writing it.
   StateSource before = state_before(params, part, slab, head);
@@ -215,7 +212,7 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
   }
   item.state_in = before.data;
   item.dtype_in = static_cast<int32_t>(before.dtype);
-  const bool handed_over = sequence.chunk_begin + sequence.chunk_count() > slab.end;
+  const bool handed_over = sequence.chunk_begin + sequence.chunk_count(p.grid) > slab.end;
   item.state_out =
       handed_over
           ? reinterpret_cast<char*>(p.handover_out + static_cast<int64_t>(head) * (kDim * kDim))

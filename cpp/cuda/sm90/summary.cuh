@@ -51,9 +51,9 @@ struct SummaryLoader {
     }
   }
 
-  __device__ __forceinline__ void load_chunk(uint32_t item, int chunk, int chunks) {
-    const int token = GDN_ITEM(item, origin) + chunk * static_cast<int>(kChunk);
-    const RowRange range = item_rows(item, chunk, chunks);
+  __device__ __forceinline__ void load_chunk(const ItemChunk& at, int token) {
+    const uint32_t item = at.item;
+    const RowRange range = at.rows(p.call.grid);
     const bool copy_keys = p.call.qk_l2norm || !range.whole();
     const int stage = stages.stage;
     const uint32_t k_tile = shared + Traits::kKeys + stage * kTile;
@@ -83,7 +83,7 @@ struct SummaryLoader {
         tensor_load(values + kPanel, &p.v_map, 64, GDN_ITEM(item, v_head), token, full);
       }
       const int64_t record =
-          GDN_ITEM(item, record) + static_cast<int64_t>(chunk) * p.call.heads.state;
+          GDN_ITEM(item, record) + static_cast<int64_t>(at.chunk) * p.call.heads.state;
       LoaderRole<T>::load_inverse(p.inverses + record * kInverseBytes,
                                   shared + Traits::kInverses + stage * kPanel, full);
       bulk_load(shared + Traits::kGates + stage * sizeof(GateBlock), p.gates + record,
@@ -106,7 +106,9 @@ struct SummaryLoader {
       const int chunks = GDN_ITEM(item, chunks);
       if (chunks == 0) break;
 #pragma unroll 1
-      for (int chunk = 0; chunk < chunks; ++chunk) load_chunk(item, chunk, chunks);
+      for (ItemTokens to = tokens_of(item, chunks); to.at.chunk < chunks; to.advance(p.call.grid)) {
+        load_chunk(to.at, to.token);
+      }
     }
   }
 };
@@ -264,8 +266,8 @@ struct SummaryState {
     }
     bool reset = false;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      reset |= advance(s, item_rows(item, chunk, chunks), rows, transition);
+    for (ItemChunk at = chunks_of(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
+      reset |= advance(s, at.rows(p.call.grid), rows, transition);
     }
     const int lane = fresh_lane();
     if (transition) {

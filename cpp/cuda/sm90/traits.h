@@ -43,7 +43,7 @@ struct alignas(16) ScanItem {
   int32_t q_head;
   int32_t k_head;
   int32_t v_head;
-  int32_t page_end;      // chunks up to the first page end; INT32_MAX: none
+  int32_t page_end;      // chunks up to the first page end; far off without pages
   int32_t checkpoint;    // entry of that page end
   int32_t awaited;       // piece whose block leaves the state to begin with; -1: none
   int32_t announced;     // own piece, where another block continues; -1: none
