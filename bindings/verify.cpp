@@ -9,12 +9,12 @@ namespace {
 enum Verify : int {
   kQ, kK, kV, kALog, kA, kDtBias, kB, kScale, kOutput, kUseQkL2norm, kStream, kDeterministic,
   kNumThreads, kBackend, kCuSeqlens, kStatePool, kPageIndices, kPageIndptr, kPageSize, kSeqLens,
-  kDrafts, kMaxDraft, kAccepted, kDraftIndices, kVerifyCount
+  kDrafts, kMaxDraft, kAccepted, kDraftIndices, kAllowUnaligned, kVerifyCount
 };
 enum Commit : int {
   kCommitPool, kCommitIndices, kCommitIndptr, kCommitPageSize, kCommitSeqLens, kCommitDrafts,
   kCommitMaxDraft, kCommitAccepted, kCommitDraftIndices, kCommitDtype, kCommitStream,
-  kCommitNumThreads, kCommitBackend, kCommitCount
+  kCommitNumThreads, kCommitBackend, kCommitAllowUnaligned, kCommitCount
 };
 // clang-format on
 
@@ -33,7 +33,8 @@ struct VerifyCall {
 
 // What a verify and a commit have in common, wherever it stands in their tuples.
 struct PagedArguments {
-  nb::handle pool, indices, indptr, page_size, seq_lens, drafts, max_draft, accepted, draft_indices;
+  nb::handle pool, indices, indptr, page_size, seq_lens, drafts, max_draft, accepted, draft_indices,
+      allow_unaligned_pages;
 };
 
 void set_gates(VerifyCall& c) {
@@ -101,6 +102,9 @@ void set_paged(VerifyCall& c, const PagedArguments& args) {
   p.page_indptr = indptr.data;
   p.page_indptr_dtype = indptr.dtype;
   p.page_size = to_int64("page_size", args.page_size);
+  if (to_bool("allow_unaligned_pages", args.allow_unaligned_pages)) {
+    p.flags |= GDN_ALLOW_UNALIGNED_PAGES;
+  }
   if (!args.accepted.is_none()) {
     const Table accepted = c.call.table("accepted", args.accepted, p.num_seqs);
     p.accepted = accepted.data;
@@ -128,7 +132,8 @@ void set_verify(VerifyCall& c) {
                 .drafts = c.args[kDrafts],
                 .max_draft = c.args[kMaxDraft],
                 .accepted = c.args[kAccepted],
-                .draft_indices = c.args[kDraftIndices]});
+                .draft_indices = c.args[kDraftIndices],
+                .allow_unaligned_pages = c.args[kAllowUnaligned]});
   const Table cu = c.call.table("cu_seqlens", c.args[kCuSeqlens], p.num_seqs + 1);
   p.cu_seqlens = cu.data;
   p.cu_seqlens_dtype = cu.dtype;
@@ -167,7 +172,8 @@ void set_commit(VerifyCall& c) {
                 .drafts = c.args[kCommitDrafts],
                 .max_draft = c.args[kCommitMaxDraft],
                 .accepted = c.args[kCommitAccepted],
-                .draft_indices = c.args[kCommitDraftIndices]});
+                .draft_indices = c.args[kCommitDraftIndices],
+                .allow_unaligned_pages = c.args[kCommitAllowUnaligned]});
 }
 
 nb::object run_verify(const nb::tuple& tuple) {

@@ -17,6 +17,7 @@ from verify_calls import VerifyOracle, drafts_of, token_operands, verify_argumen
         ({"max_draft": 9}, r"max_draft: 9 given, 1 to 8"),
         ({"max_draft": 0}, r"max_draft: 0 given"),
         ({"page_size": 96}, r"page_size: 96 given, a positive multiple of 64"),
+        ({"page_size": 8, "allow_unaligned_pages": True}, r"page_size: 8 given, more than 8"),
         ({"accepted": np.zeros(2, np.int32)}, r"accepted: int32 \[2\].*expected shape \[1\]"),
         ({"drafts": np.zeros((1, 128), np.uint8)}, r"drafts: uint8 \[1, 128\].*verify_draft_size"),
         ({"cu_seqlens": np.zeros(3, np.int32)}, r"cu_seqlens: int32 \[3\]"),

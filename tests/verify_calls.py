@@ -16,7 +16,7 @@ import gdn_paged
 from calls import DTYPES, rounded
 from oracle import Oracle
 from random_calls import CPU_DIMS, HEADS, LAYOUTS, _operands
-from targets import Target
+from targets import Target, unaligned
 
 NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MAX_DRAFT = 8
@@ -147,7 +147,7 @@ def verify_arguments(
     return arguments | tables_of(target, call, index_dtype) | {
         "scale": call.scale, "use_qk_l2norm": call.l2norm, "page_size": call.page_size,
         "max_draft": call.max_draft, "backend": target.decode_row,
-    }  # fmt: skip
+    } | unaligned(call.page_size)  # fmt: skip
 
 
 def tables_of(target: Target, call: Verify, index_dtype="int32") -> dict[str, Any]:
@@ -166,7 +166,7 @@ def run_commit(target: Target, call: Verify, pool, drafts, io="fp32", index_dtyp
     del tables["cu_seqlens"]
     gdn_paged.gated_delta_rule_commit_paged(
         pool, **tables, page_size=call.page_size, drafts=drafts, max_draft=call.max_draft,
-        dtype=NAMES[io], backend=target.decode_row,
+        dtype=NAMES[io], backend=target.decode_row, **unaligned(call.page_size),
     )  # fmt: skip
 
 
@@ -205,6 +205,7 @@ def engines(draw, device: str = "cpu") -> RandomEngine:
     dims = draw(st.sampled_from(CPU_DIMS if cpu else [64, 128]))
     heads = draw(st.sampled_from(HEADS))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    page_size = draw(st.sampled_from([64, 64, 40, 100]))
     N, max_draft = draw(st.integers(1, 4)), draw(st.integers(1, MAX_DRAFT))
     near = st.sampled_from([0, 1, 55, 60, 63, 64, 65, 120, 127, 128]) | st.integers(0, 140)
     lens = np.array(draw(st.lists(near, min_size=N, max_size=N)))
@@ -217,10 +218,8 @@ def engines(draw, device: str = "cpu") -> RandomEngine:
     K, V = dims if isinstance(dims, tuple) else (dims, dims)
     pool = np.full((5 * N + 1, max(heads), V, K), np.nan)
     for ids, n in zip(pages, lens, strict=True):
-        if n and ids[(n - 1) // 64] >= 0:
-            pool[ids[(n - 1) // 64]] = rounded(
-                0.2 * rng.standard_normal(pool.shape[1:]), state_dtype
-            )
+        if n and (page := ids[(n - 1) // page_size]) >= 0:
+            pool[page] = rounded(0.2 * rng.standard_normal(pool.shape[1:]), state_dtype)
     common = {"scale": draw(st.sampled_from([None, 0.5])), "l2norm": draw(st.booleans())}
     table = {"indices": np.concatenate(pages), "indptr": 5 * np.arange(N + 1)}
     steps, previous = [], np.zeros(N, np.int64)
@@ -233,7 +232,7 @@ def engines(draw, device: str = "cpu") -> RandomEngine:
             Verify(
                 **operands, **table, **common, cu_seqlens=np.cumsum([0, *lengths]), seq_lens=lens,
                 accepted=accepted if steps or draw(st.booleans()) else None,
-                draft_indices=slot_ids, max_draft=max_draft,
+                draft_indices=slot_ids, max_draft=max_draft, page_size=page_size,
             )
         )  # fmt: skip
         previous = lengths

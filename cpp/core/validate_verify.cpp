@@ -7,7 +7,8 @@
 namespace gdn {
 namespace {
 
-constexpr uint64_t kFlags = GDN_QK_L2NORM | GDN_EXPLICIT_SCALE | GDN_BATCH_INVARIANT;
+constexpr uint64_t kFlags =
+    GDN_QK_L2NORM | GDN_EXPLICIT_SCALE | GDN_BATCH_INVARIANT | GDN_ALLOW_UNALIGNED_PAGES;
 
 void read_sizes(const gdn_verify_params_t& c, VerifyProblem* p) {
   check_flags(c.flags, kFlags);
@@ -54,7 +55,9 @@ void read_gates(const gdn_verify_params_t& c, bool required, VerifyProblem* p) {
 
 void read_tables(const gdn_verify_params_t& c, bool required, VerifyProblem* p) {
   check_count("num_indices", c.num_indices);
-  check_page_size(c.page_size, 0);
+  check_page_size(c.page_size, c.flags);
+  GDN_REQUIRE(c.page_size > kMaxDraft, "page_size: %lld given, more than %d tokens expected",
+              static_cast<long long>(c.page_size), kMaxDraft);
   p->table.page_size = c.page_size;
   TableArgument t = {.size = c.num_indices, .required = required && c.num_indices > 0};
   t.name = "page_indices", t.data = c.page_indices, t.dtype = c.page_indices_dtype;

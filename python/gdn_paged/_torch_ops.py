@@ -32,7 +32,7 @@ _DECODE = (
 _SCHEMAS = {
     "prefill_paged": _PREFILL + "Tensor(b!) state_pool, Tensor page_indices, Tensor page_indptr, "
     "int page_size, Tensor last_page_len, Tensor[]? slots, Tensor? initial_page_indices, "
-    "bool allow_unaligned_pages) -> ()",
+    "bool allow_unaligned_pages, int? max_seqlen) -> ()",
     "prefill": _PREFILL + "Tensor? initial_state, bool output_final_state, "
     "Tensor(b!)? output_state, Tensor(c!)? state_checkpoints, Tensor? checkpoint_cu_starts, "
     "int checkpoint_every_n_tokens, bool? use_cp, Tensor? state_indices, int? max_seqlen, "
@@ -44,10 +44,11 @@ _SCHEMAS = {
     "Tensor? initial_state_indices, Tensor? output_state_indices) -> ()",
     "verify_paged": _DECODE + "Tensor cu_seqlens, Tensor(b!) state_pool, Tensor page_indices, "
     "Tensor page_indptr, int page_size, Tensor seq_lens, Tensor(c!) drafts, int max_draft, "
-    "Tensor? accepted, Tensor? draft_indices) -> ()",
+    "Tensor? accepted, Tensor? draft_indices, bool allow_unaligned_pages) -> ()",
     "commit_paged": "(Tensor(a!) state_pool, Tensor page_indices, Tensor page_indptr, "
     "int page_size, Tensor seq_lens, Tensor(b!) drafts, int max_draft, Tensor? accepted, "
-    "Tensor? draft_indices, int dtype, int num_threads, str backend) -> ()",
+    "Tensor? draft_indices, int dtype, int num_threads, str backend, "
+    "bool allow_unaligned_pages) -> ()",
     "prefill_slots": "(Tensor cu_seqlens, Tensor page_indices, Tensor page_indptr, int page_size, "
     "Tensor last_page_len, int num_threads, Tensor? initial_page_indices, "
     "bool allow_unaligned_pages) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -64,8 +65,10 @@ def _as_slots(tensors: list[torch.Tensor] | None) -> tuple[torch.Tensor, ...] | 
 
 
 def _prefill_paged(*args: Any) -> None:
-    *tail, slots, initial, unaligned = args[_PLAN:]
-    _core.prefill_paged((*args[:_PLAN], None, None, *tail, _as_slots(slots), initial, unaligned))
+    *tail, slots, initial, unaligned, most = args[_PLAN:]
+    _core.prefill_paged((
+        *args[:_PLAN], None, None, *tail, _as_slots(slots), initial, unaligned, most
+    ))  # fmt: skip
 
 
 def _prefill(*args: Any) -> None:

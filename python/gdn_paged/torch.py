@@ -60,8 +60,8 @@ def _chunk_gated_delta_rule_paged(
     q, k, v, g=None, beta=None, scale=None, *, cu_seqlens, state_pool, page_indices, page_indptr,
     page_size, last_page_len, use_qk_l2norm_in_kernel=False, output=None, gate_domain="linear",
     use_gate_in_kernel=False, A_log=None, dt_bias=None, beta_is_logit=False, slots=None,
-    initial_page_indices=None, allow_unaligned_pages=False, stream=None, workspace=None, plan=None,
-    validate=None, deterministic=None, num_threads=0, backend="auto",
+    initial_page_indices=None, allow_unaligned_pages=False, max_seqlen=None, stream=None,
+    workspace=None, plan=None, validate=None, deterministic=None, num_threads=0, backend="auto",
 ):  # fmt: skip
     _check(stream, validate, q=q, k=k, v=v, g=g, beta=beta)
     if output is None:
@@ -71,7 +71,7 @@ def _chunk_gated_delta_rule_paged(
         use_gate_in_kernel, _constant(A_log), _constant(dt_bias), beta_is_logit, plan,
         deterministic, num_threads, backend, state_pool, page_indices, page_indptr, page_size,
         last_page_len, None if slots is None else list(slots), initial_page_indices,
-        allow_unaligned_pages,
+        allow_unaligned_pages, max_seqlen,
     )  # fmt: skip
     return output
 
@@ -141,7 +141,8 @@ def _gated_delta_rule_decode_pretranspose(
 def _gated_delta_rule_verify_paged(
     q, k, v, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True, *, cu_seqlens,
     state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted=None,
-    draft_indices=None, backend="auto", stream=None, deterministic=None, num_threads=0,
+    draft_indices=None, allow_unaligned_pages=False, backend="auto", stream=None,
+    deterministic=None, num_threads=0,
 ):  # fmt: skip
     _check(stream, None, q=q, k=k, v=v, a=a, b=b)
     if output is None:
@@ -149,19 +150,20 @@ def _gated_delta_rule_verify_paged(
     ops.verify_paged.default(
         q, k, v, _constant(A_log), a, _constant(dt_bias), b, scale, output, use_qk_l2norm,
         deterministic, num_threads, backend, cu_seqlens, state_pool, page_indices, page_indptr,
-        page_size, seq_lens, drafts, max_draft, accepted, draft_indices,
+        page_size, seq_lens, drafts, max_draft, accepted, draft_indices, allow_unaligned_pages,
     )  # fmt: skip
     return output
 
 
 def _gated_delta_rule_commit_paged(
     state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
-    draft_indices=None, *, dtype, backend="auto", stream=None, num_threads=0,
+    draft_indices=None, *, dtype, allow_unaligned_pages=False, backend="auto", stream=None,
+    num_threads=0,
 ):  # fmt: skip
     _check(stream, None)
     ops.commit_paged.default(
         state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
-        draft_indices, verify.dtype_code(dtype), num_threads, backend,
+        draft_indices, verify.dtype_code(dtype), num_threads, backend, allow_unaligned_pages,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ VERIFY_ORDER = (
     *("q", "k", "v", "A_log", "a", "dt_bias", "b", "scale", "output", "use_qk_l2norm"),
     *("stream", "deterministic", "num_threads", "backend", "cu_seqlens", "state_pool"),
     *("page_indices", "page_indptr", "page_size", "seq_lens", "drafts", "max_draft", "accepted"),
-    "draft_indices",
+    *("draft_indices", "allow_unaligned_pages"),
 )
 _DTYPES = {"float32": 0x220, "bfloat16": 0x410, "float16": 0x210}
 
@@ -76,6 +76,7 @@ def gated_delta_rule_verify_paged(
     max_draft: Index,
     accepted: DLPackArray | None = None,
     draft_indices: DLPackArray | None = None,
+    allow_unaligned_pages: bool = False,
     backend: str = "auto",
     stream: Stream | None = None,
     deterministic: Literal["batch"] | None = None,
@@ -127,6 +128,7 @@ def gated_delta_rule_verify_paged(
         accepted: ``[num_seqs]``, how many draft tokens of the last step are kept; None: none.
         draft_indices: ``[num_seqs]``, the slot of drafts that a sequence keeps from step to step,
             all distinct; -1: no slot, nothing can be accepted later. None: slot i.
+        allow_unaligned_pages: page_size may be any number above 8.
         backend: "auto", or the name of a row of :func:`kernel_rows`.
         stream: of the launch on CUDA, an int or an object with ``__cuda_stream__``; None: the
             current stream of q's framework.
@@ -145,6 +147,7 @@ def gated_delta_rule_verify_paged(
         q, k, v, A_log, a, dt_bias, b, scale, output, use_qk_l2norm,
         stream, deterministic, num_threads, backend, cu_seqlens, state_pool,
         page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted, draft_indices,
+        allow_unaligned_pages,
     )  # fmt: skip
     try:
         return _core.verify_paged(arguments)
@@ -164,6 +167,7 @@ def gated_delta_rule_commit_paged(
     draft_indices: DLPackArray | None = None,
     *,
     dtype: IoDtype,
+    allow_unaligned_pages: bool = False,
     backend: str = "auto",
     stream: Stream | None = None,
     num_threads: int = 0,
@@ -174,7 +178,8 @@ def gated_delta_rule_commit_paged(
 
     Args:
         state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
-        draft_indices, backend, stream, num_threads: as in :func:`gated_delta_rule_verify_paged`.
+        draft_indices, allow_unaligned_pages, backend, stream, num_threads: as in
+            :func:`gated_delta_rule_verify_paged`.
         dtype: of the q, k and v that the draft tokens came from.
 
     Raises:
@@ -182,11 +187,12 @@ def gated_delta_rule_commit_paged(
     """
     arguments = (
         state_pool, page_indices, page_indptr, page_size, seq_lens, drafts, max_draft, accepted,
-        draft_indices, dtype_code(dtype), stream, num_threads, backend,
+        draft_indices, dtype_code(dtype), stream, num_threads, backend, allow_unaligned_pages,
     )  # fmt: skip
     try:
         _core.commit_paged(arguments)
     except _core.UnbackedTensorError:
         registered("commit_paged")(
-            *arguments[:9], dtype=dtype, stream=stream, num_threads=num_threads, backend=backend
-        )
+            *arguments[:9], dtype=dtype, allow_unaligned_pages=allow_unaligned_pages,
+            stream=stream, num_threads=num_threads, backend=backend,
+        )  # fmt: skip

@@ -53,7 +53,8 @@ Params ordinary(Bytes& in, const Batch& batch, const Drafts& drafts) {
   p.cu_seqlens = p.page_indices = p.page_indptr = p.seq_lens = &set;
   p.state_pool = reinterpret_cast<gdn_pool_t*>(&set);
   p.num_indices = static_cast<int64_t>(batch.indices.size());
-  p.page_size = (batch.page_size + 63) / 64 * 64, p.num_drafts = batch.num_seqs + in.below(2);
+  p.flags |= batch.page_flags();
+  p.page_size = std::max<int64_t>(batch.page_size, 9), p.num_drafts = batch.num_seqs + in.below(2);
   if (in.flag()) p.draft_indices = &set;
   return p;
 }
