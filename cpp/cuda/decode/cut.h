@@ -18,6 +18,7 @@ struct Cut {
   int32_t groups = 0;           // per warp
   int32_t blocks_per_sm = 0;    // bulk: how many at a time
   int32_t prefetch_groups = 0;  // per warp
+  int32_t prefetch_waves = 0;   // bulk: by the blocks of the first waves alone; 0: by all
   bool evict_first = true;
   bool split_tail = false;
 };
@@ -57,6 +58,7 @@ struct DecodeCuts {
     Cut cut{.kernel = Kernel::kBulk, .groups = kMaxGroups, .prefetch_groups = Bulk::kTile};
     int64_t window = 128 * KiB, block = 32 * KiB;
     cut.evict_first = bytes_per_sm < 600 * KiB;
+    cut.prefetch_waves = bytes_per_sm < 600 * KiB ? 1 : 0;
     cut.split_tail = bytes_per_sm >= 480 * KiB;
     if (kWide && bytes_per_sm >= 400 * KiB && bytes_per_sm < 600 * KiB) {
       window = 96 * KiB;

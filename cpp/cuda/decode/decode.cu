@@ -52,7 +52,11 @@ struct Kernels : DecodeCuts<State, kDim> {
     params.heads_per_v = small_divisor(heads.state / heads.v);
     const bool slots_known = !p.paged || p.slots_given;
     if (device.has_dependent_launch() && slots_known) {
+      params.expects_row = true;
       params.prefetch_groups = cut.prefetch_groups;
+      params.prefetch_blocks =
+          cut.prefetch_waves > 0 ? int64_t{cut.prefetch_waves} * cut.blocks_per_sm * device.num_sms
+                                 : kMaxBlocks;
     }
     return params;
   }

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 
   // Addresses need no memory: they are ready when the predecessor is done.
   const DecodePlace<Traits> at(p);
-  prefetch_state(p, at);
+  prefetch_state(p, at, expected_row(p, at));
   const DecodeOffsets<Traits> offsets(p, at);
   // NOTE: never true; without a branch here ptxas 13.0 moves the address arithmetic past the wait.
   if (at.b >= problem.batch) return;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   allow_dependents();
 
   const DecodeOperands<Traits> operands(problem, at, offsets);
-  const DecodeRow rows = load_rows(problem, at.b);
+  const DecodeRow rows = SlotBits(problem, at.b).rows(problem, at.b);
   if (!rows.live) {
     if (at.owns_row) store_io(problem.output, offsets.output, 0);
     return;

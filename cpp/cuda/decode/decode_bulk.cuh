@@ -43,6 +43,11 @@ struct WarpRows {
       bulk_load(rows + c * kCopy, from + c * kCopy, kCopy * sizeof(State), barriers + c, policy);
     }
   }
+  // What was loaded of another row has landed: the barriers are in their second phase.
+  __device__ __forceinline__ void discard() const {
+#pragma unroll 1
+    for (int c = 0; c < copies; ++c) barrier_wait(barriers + c, 0);
+  }
   __device__ __forceinline__ void store(int c, State* to, uint64_t policy) const {
     bulk_store(to + c * kCopy, rows + c * kCopy, kCopy * sizeof(State), policy);
     bulk_commit();
@@ -67,7 +72,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
       .barriers = barriers[warp],
       .copies = at.groups / kTile};
   if (lane == 0) mine.init();
-  prefetch_state(p, at);
+  const int64_t expected = expected_row(p, at);
+  prefetch_state(p, at, expected);
   const DecodeOffsets<Traits> offsets(p, at);
   // NOTE: never true; without a branch here ptxas 13.0 moves the address arithmetic past the wait.
   if (at.b >= problem.batch) return;
@@ -75,17 +81,25 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   allow_dependents();
 
   const DecodeOperands<Traits> operands(problem, at, offsets);
-  const DecodeRow rows = load_rows(problem, at.b);
+  const SlotBits slots(problem, at.b);
+  const int first = at.warp_row * Traits::kDim;
+  const Streaming streaming(p.evict_first);
+  if (expected >= 0 && lane == 0) {  // does not wait for the slot
+    mine.load_all(state_of<State>(problem.initial, expected, at.h, Traits::kHead) + first,
+                  streaming.policy);
+  }
+  const DecodeRow rows = slots.rows(problem, at.b);
+  const bool loaded = expected >= 0 && rows.live && rows.read_row == expected;
+  const uint32_t phase = expected >= 0 && !loaded ? 1 : 0;
+  if (phase == 1 && lane == 0) mine.discard();
   if (!rows.live) {
     if (at.owns_row) store_io(problem.output, offsets.output, 0);
     return;
   }
-  const int first = at.warp_row * Traits::kDim;
   const State* from = state_of<State>(problem.initial, rows.read_row, at.h, Traits::kHead) + first;
   State* to = state_of<State>(problem.output_state, rows.write_row, at.h, Traits::kHead) + first;
   const bool reads = rows.read_row >= 0, writes = rows.write_row >= 0;
-  const Streaming streaming(p.evict_first);
-  if (reads && lane == 0) mine.load_all(from, streaming.policy);
+  if (reads && !loaded && lane == 0) mine.load_all(from, streaming.policy);
 
   share_operands(shared, problem, operands);  // its barrier also publishes mine.init()
   const DecodeHead<Traits> head(shared, problem);
@@ -95,7 +109,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   const int in_warp = lane / Traits::kLanes * Traits::kDim + lane_column<Traits>(0);
   float own_output = 0.0f;
   for (int c = 0; c < mine.copies; ++c) {
-    if (reads) barrier_wait(mine.barriers + c, 0);
+    if (reads) barrier_wait(mine.barriers + c, phase);
 #pragma unroll 1
     for (int g = c * kTile; g < (c + 1) * kTile; ++g) {
       auto* row = reinterpret_cast<uint4*>(mine.rows + g * Traits::kGroup + in_warp);

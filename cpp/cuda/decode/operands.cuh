@@ -88,12 +88,18 @@ __device__ __forceinline__ int64_t load_index_from_l2(const IndexTable& table, i
 }
 
 // resolve_decode of core/slots.h, with both slots on their way together.
-__device__ __forceinline__ DecodeRow load_rows(const DecodeProblem& p, int64_t b) {
-  if (p.paged && !p.slots_given) return decode_slots(p.table, p.initial.num_rows, b);
-  const IndexBits read(p.initial_indices, b), write(p.output_indices, b);
-  const int64_t read_row = p.initial_indices ? read.value() : b;
-  return checked_row(p, read_row, p.output_indices ? write.value() : read_row);
-}
+struct SlotBits {
+  IndexBits read, write;
+
+  __device__ __forceinline__ SlotBits(const DecodeProblem& p, int64_t b)
+      : read(p.initial_indices, b), write(p.output_indices, b) {}
+
+  __device__ __forceinline__ DecodeRow rows(const DecodeProblem& p, int64_t b) const {
+    if (p.paged && !p.slots_given) return decode_slots(p.table, p.initial.num_rows, b);
+    const int64_t read_row = p.initial_indices ? read.value() : b;
+    return checked_row(p, read_row, p.output_indices ? write.value() : read_row);
+  }
+};
 
 // Where this thread stands. v and the output go through the lanes: lane (r, g) of a warp, r the row
 // in a group and g the lane in a row, holds those of row r of group g.

@@ -17,7 +17,9 @@ struct DecodeParams {
   SmallDivisor heads_per_q;        // state heads that share a q head
   SmallDivisor heads_per_k;
   SmallDivisor heads_per_v;
+  bool expects_row = false;     // slots are read before the predecessor ends, and again after it
   int32_t prefetch_groups = 0;  // of each warp, requested before the predecessor ends
+  int64_t prefetch_blocks = 0;  // the first blocks do it
   bool evict_first = false;     // states leave L2 first
 };
 
