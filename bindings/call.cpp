@@ -106,6 +106,26 @@ nb::handle torch_dtype(const char* name) {
 
 }  // namespace
 
+ManagedMemory::~ManagedMemory() {
+  if (tensor_ != nullptr && tensor_->deleter != nullptr) tensor_->deleter(tensor_);
+}
+
+void* ManagedMemory::allocate(const ArrayView& like, int64_t bytes) {
+  if (like.api == nullptr || like.api->managed_tensor_allocator == nullptr) return nullptr;
+  DLTensor prototype{};
+  prototype.device = {like.device_type == GDN_CPU ? kDLCPU : kDLCUDA, like.device_id};
+  prototype.ndim = 1;
+  prototype.dtype = {kDLUInt, 8, 1};
+  prototype.shape = &bytes;
+  const auto ignore = [](void*, const char*, const char*) {};
+  if (like.api->managed_tensor_allocator(&prototype, &tensor_, nullptr, ignore) != 0) {
+    PyErr_Clear();
+    tensor_ = nullptr;
+    return nullptr;
+  }
+  return static_cast<char*>(tensor_->dl_tensor.data) + tensor_->dl_tensor.byte_offset;
+}
+
 Call::Call(const char* name, nb::handle first) : first_(view_array(name, first, Access::kRead)) {}
 
 void Call::use_stream(nb::handle stream) {
@@ -255,10 +275,13 @@ void* Call::scratch(const char* name, nb::handle given, size_t* bytes) {
   constexpr uintptr_t kAlignment = 256;
   if (given.is_none()) {
     if (*bytes == 0) return nullptr;
-    nb::object memory = empty({static_cast<int64_t>(*bytes + kAlignment)}, "uint8");
-    const uintptr_t base = reinterpret_cast<uintptr_t>(
-        array(name, memory, {{kAny}, "scratch memory"}, Access::kWrite).data);
-    kept_.push_back(memory);
+    const int64_t room = static_cast<int64_t>(*bytes + kAlignment);
+    void* memory = stream_given_ ? nullptr : scratch_.allocate(first_, room);
+    if (memory == nullptr) {
+      kept_.push_back(empty({room}, "uint8"));
+      memory = array(name, kept_.back(), {{kAny}, "scratch memory"}, Access::kWrite).data;
+    }
+    const uintptr_t base = reinterpret_cast<uintptr_t>(memory);
     return reinterpret_cast<void*>((base + kAlignment - 1) / kAlignment * kAlignment);
   }
   const ArrayView view = array(name, given, {{kAny}, "scratch memory"}, Access::kWrite);

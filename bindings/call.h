@@ -37,6 +37,22 @@ struct Table {
   int64_t size = 0;
 };
 
+// Memory of a framework by its C exchange API, in less time than by a Python object.
+class ManagedMemory {
+ public:
+  ManagedMemory() = default;
+  ~ManagedMemory();
+  ManagedMemory(const ManagedMemory&) = delete;
+  ManagedMemory& operator=(const ManagedMemory&) = delete;
+
+  // Memory on `like`'s device for its framework's current stream; null: only Python can tell why
+  // there is none. Once per object.
+  void* allocate(const ArrayView& like, int64_t bytes);
+
+ private:
+  DLManagedTensorVersioned* tensor_ = nullptr;
+};
+
 // The arguments of a call as Python packs them: one tuple, in the order of an enum.
 class Arguments {
  public:
@@ -101,6 +117,7 @@ class Call {
   bool stream_given_ = false;
   int grad_enabled_ = -1;         // unknown
   std::vector<nb::object> kept_;  // alive until the call returns
+  ManagedMemory scratch_;
 };
 
 HeadCounts check_heads(const ArrayView& q, const ArrayView& k, const ArrayView& v);
@@ -145,5 +162,6 @@ void define_prefill(nb::module_& m);
 void define_decode(nb::module_& m);
 void define_slots(nb::module_& m);
 void define_verify(nb::module_& m);
+void define_segment(nb::module_& m);
 
 }  // namespace gdn::python
