@@ -3,7 +3,10 @@
     python tests/bench/decode_gpu.py [--out FILE.json] [--batches 1,32] [--heads 16/32]
 
 A row is a graph of calls over disjoint page sets of at least 256 MB in all, so that states come
-from device memory. The JSON is a list of {"hq", "hv", "state", "batch", "us", "host_us"}.
+from device memory: one call per set ("us", as the peer's figures were taken), and the same over
+and over to 64 calls ("us_of_64"), where the gap between two graphs hardly counts. Beside the host
+cost stands that of one `torch.Tensor.add_`, which tells how fast the machine is. The JSON is a
+list of {"hq", "hv", "state", "batch", "us", "us_of_64", "us_without_slots", "host_us", "add_us"}.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 import gdn_paged
 
 DIM = 128
+LONG = 64  # calls of a long graph
 
 
 class DecodeInputs:
@@ -71,11 +75,18 @@ class DecodeInputs:
         )
 
 
-def measure(batch: int, hq: int, hv: int, state: str, runs: int) -> dict[str, object]:
+def measure(
+    batch: int, hq: int, hv: int, state: str, runs: int, round_ms: float
+) -> dict[str, object]:
     inputs = DecodeInputs(batch, hq, hv, getattr(torch, state))
     host = timing.host_us(inputs.call)
+    numbers = torch.zeros(8, device="cuda")
+    add = timing.host_us(lambda _: numbers.add_(1))
     both = {"slots": inputs.call, "tables": lambda i: inputs.call(i, with_slots=False)}
-    results = [timing.graph_us(both, inputs.repeats) for _ in range(runs)]
+    results = [timing.graph_us(both, inputs.repeats, round_ms=round_ms) for _ in range(runs)]
+    long = {"long": lambda i: inputs.call(i % inputs.repeats)}
+    calls = inputs.repeats * (LONG // inputs.repeats)
+    long_us = [timing.graph_us(long, calls, round_ms=round_ms)["long"] for _ in range(runs)]
     return {
         "hq": hq,
         "hv": hv,
@@ -83,7 +94,9 @@ def measure(batch: int, hq: int, hv: int, state: str, runs: int) -> dict[str, ob
         "batch": batch,
         "us": statistics.median(r["slots"] for r in results),
         "us_without_slots": statistics.median(r["tables"] for r in results),
+        "us_of_64": statistics.median(long_us),
         "host_us": host,
+        "add_us": add,
         "bytes": 2 * inputs.bytes,
     }
 
@@ -95,6 +108,7 @@ def main() -> None:
     parser.add_argument("--heads", default="16/32,2/8")
     parser.add_argument("--states", default="float32,bfloat16")
     parser.add_argument("--runs", type=int, default=1, help="median of this many runs per row")
+    parser.add_argument("--round-ms", type=float, default=20.0, help="at least, of a round")
     args = parser.parse_args()
     copy = timing.copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, copy {copy / 1e12:.2f} TB/s", flush=True)
@@ -103,13 +117,14 @@ def main() -> None:
         hq, hv = map(int, heads.split("/"))
         for state in args.states.split(","):
             for batch in map(int, args.batches.split(",")):
-                row = measure(batch, hq, hv, state, args.runs)
+                row = measure(batch, hq, hv, state, args.runs, args.round_ms)
                 rows.append(row)
                 share = row["bytes"] / (row["us"] * 1e-6) / copy
                 print(
                     f"{heads:5s} {state:8s} B={batch:3d} {row['us']:8.2f} us {share:4.0%} of copy,",
+                    f"{row['us_of_64']:8.2f} us of 64 calls,",
                     f"{row['us_without_slots']:8.2f} us without slots,",
-                    f"host {row['host_us']:5.1f} us",
+                    f"host {row['host_us']:5.1f} us, of add_ {row['add_us']:5.1f} us",
                     flush=True,
                 )
                 torch.cuda.empty_cache()

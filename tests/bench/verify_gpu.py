@@ -36,7 +36,8 @@ class VerifyInputs:
         self.seq_lens = torch.full((batch,), 16, dtype=torch.int32, device="cuda")
         size = gdn_paged.verify_draft_size(tokens, base.v.shape[2], DIM, DIM, "bfloat16")
         # A buffer per page set, as the layers of a model have one each.
-        self.drafts = torch.zeros(base.repeats, batch, size, dtype=torch.uint8, device="cuda")
+        drafts = torch.zeros(base.repeats, batch, size, dtype=torch.uint8, device="cuda")
+        self.drafts = list(drafts.unbind())
         none = torch.zeros_like(self.accepted)
         for i in range(base.repeats):
             self.call(i, none)
