@@ -37,7 +37,7 @@ void launch_prepare(const HopperParams& params, const Device& device) {
 template <class T>
 void launch_scan(const HopperParams& params, const Device& device) {
   const int64_t items = int64_t{params.call.slab_chunks} * params.call.heads.state;
-  launch(scan_chunks<T>,
+  launch(params.call.grid.gap == 0 ? scan_chunks<T, false> : scan_chunks<T, true>,
          {.blocks = std::min<int64_t>(device_info(device.id).num_sms, items),
           .threads = ScanTraits::kThreads,
           .shared_bytes = ScanTraits::kSharedBytes,
@@ -88,7 +88,8 @@ void load_kernels() {
   load_kernel(summarize_segments<T>, "summarize_segments", SummaryTraits::kSharedBytes);
   load_kernel(combine_segments<1>, "combine_segments");
   load_kernel(combine_segments<2>, "combine_segments");
-  load_kernel(scan_chunks<T>, "scan_chunks", ScanTraits::kSharedBytes);
+  load_kernel(scan_chunks<T, false>, "scan_chunks", ScanTraits::kSharedBytes);
+  load_kernel(scan_chunks<T, true>, "scan_chunks", ScanTraits::kSharedBytes);
 }
 
 extern template void launch_prepare<bf16>(const HopperParams&, const Device&);

@@ -44,7 +44,7 @@ __device__ __forceinline__ void init_barriers(uint32_t shared) {
   barrier_init_fence();
 }
 
-template <class T>
+template <class T, bool kUnaligned>
 __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
     scan_chunks(const __grid_constant__ HopperParams p) {
   using Traits = ScanTraits;
@@ -65,25 +65,27 @@ __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
 
   if (group < Traits::kStateGroups) {
     take_registers<Traits::kStateRegisters>();
-    StateRole<T>{.p = p, .shared = shared, .group = group, .warp = warp}.run();
+    StateRole<T, kUnaligned>{.p = p, .shared = shared, .group = group, .warp = warp}.run();
   } else if (group == Traits::kAuxGroup) {
     give_registers<Traits::kAuxRegisters>();
     AuxRole<T>{.p = p, .shared = shared, .warp = warp}.run();
   } else {
     give_registers<Traits::kLoaderRegisters>();
     if (warp >= Traits::kLoaderWarps) {
-      ValueRole<T>{.p = p, .shared = shared, .group = warp - Traits::kLoaderWarps}.run();
+      ValueRole<T, kUnaligned>{.p = p, .shared = shared, .group = warp - Traits::kLoaderWarps}
+          .run();
       return;
     }
     const SlabState state = *p.state;
-    LoaderRole<T>{.p = p,
-                  .shared = shared,
-                  .item_slots = reinterpret_cast<ScanItem*>(scan_storage + Traits::kItems),
-                  .warp = warp,
-                  .sequences = state.sequences,
-                  .segment_chunks = state.segment_chunks,
-                  .num_items = state.num_parts * p.call.heads.state,
-                  .cut_items = state.cut_items}
+    LoaderRole<T, kUnaligned>{
+        .p = p,
+        .shared = shared,
+        .item_slots = reinterpret_cast<ScanItem*>(scan_storage + Traits::kItems),
+        .warp = warp,
+        .sequences = state.sequences,
+        .segment_chunks = state.segment_chunks,
+        .num_items = state.num_parts * p.call.heads.state,
+        .cut_items = state.cut_items}
         .run();
   }
 }

@@ -7,7 +7,7 @@
 
 namespace gdn::sm90 {
 
-template <class T>
+template <class T, bool kUnaligned>
 struct LoaderRole {
   using Traits = ScanTraits;
 
@@ -102,8 +102,9 @@ struct LoaderRole {
     }
   }
 
-  __device__ __forceinline__ void load_chunk(const ItemChunk& at, int token) {
+  __device__ __forceinline__ void load_chunk(const ItemChunk<kUnaligned>& at) {
     const uint32_t item = at.item;
+    const int token = at.token();
     const RowRange range = at.rows(p.call.grid);
     const ChunkRows rows = {.origin = token, .first = range.first, .last = range.last};
     const int64_t record =
@@ -173,8 +174,9 @@ struct LoaderRole {
       if (chunks == 0) break;
       prefetch_state(slot, thread);
 #pragma unroll 1
-      for (ItemTokens to = tokens_of(item, chunks); to.at.chunk < chunks; to.advance(p.call.grid)) {
-        load_chunk(to.at, to.token);
+      for (auto at = begin_chunks<kUnaligned>(item, chunks); at.chunk < chunks;
+           at.advance(p.call.grid)) {
+        load_chunk(at);
       }
     }
   }

@@ -144,7 +144,7 @@ __device__ __forceinline__ void scale_columns(float (&z)[32], uint32_t scaled, i
 }
 
 // One state warpgroup: its threads, addresses and barriers.
-template <class T>
+template <class T, bool kUnaligned>
 struct StateRole {
   using Traits = ScanTraits;
 
@@ -187,7 +187,7 @@ struct StateRole {
 
   // One chunk. `a` is S in 16 bits; `o` the outputs of the chunk before, which leave meanwhile.
   __device__ __forceinline__ void advance(float (&s)[64], uint32_t (&a)[32], uint32_t (&o)[16],
-                                          const ItemChunk& at) {
+                                          const ItemChunk<kUnaligned>& at) {
     const uint32_t gate = shared + Traits::kGates + gates.stage * sizeof(GateBlock);
     const Operand<> k_tile = Operand<>::k_major(shared + Traits::kKeys + keys.stage * kTile);
     const Operand<> q_tile = Operand<>::k_major(shared + Traits::kQueries + queries.stage * kTile);
@@ -330,16 +330,20 @@ struct StateRole {
     load_state(
         s, reinterpret_cast<const void*>(load_shared_u64(item + offsetof(ScanItem, state_in))),
         static_cast<DType>(GDN_ITEM(item, dtype_in)), state_offset(group, warp, fresh_lane()));
+    int page_end = GDN_ITEM(item, page_end);
     int checkpoint = 0;
     uint32_t a[32], o[16];
     pack_state<T>(a, s);
 #pragma unroll 1
-    for (ItemChunk at = chunks_of(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
+    for (auto at = begin_chunks<kUnaligned>(item, chunks); at.chunk < chunks;
+         at.advance(p.call.grid)) {
       advance(s, a, o, at);
       // The last chunk ends a page only if its rows reach the end.
-      if (at.ends_page() &&
-          (!at.last() || GDN_ITEM(item, last_row) == static_cast<int>(kChunk) - p.call.grid.gap)) {
+      const int whole = static_cast<int>(kChunk) - (kUnaligned ? p.call.grid.gap : 0);
+      if (at.chunk + 1 == page_end &&
+          (at.chunk + 1 < chunks || GDN_ITEM(item, last_row) == whole)) {
         store_checkpoint(s, item, static_cast<int64_t>(GDN_ITEM(item, checkpoint)) + checkpoint);
+        page_end += p.call.grid.page_chunks;
         ++checkpoint;
       }
     }

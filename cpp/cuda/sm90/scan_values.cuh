@@ -9,7 +9,7 @@
 
 namespace gdn::sm90 {
 
-template <class T>
+template <class T, bool kUnaligned>
 struct ValueRole {
   using Traits = ScanTraits;
 
@@ -21,12 +21,8 @@ struct ValueRole {
 
   // A chunk whose V is in a stage and whose O is to come.
   struct Pending {
-    uint32_t item = 0;        // 0: none
-    uint32_t item_empty = 0;  // 0: not the item's last chunk
-    int token = 0;
-    int rows = 0;  // first | last << 8
-
-    __device__ __forceinline__ RowRange range() const { return {rows & 0xff, rows >> 8}; }
+    ItemChunk<kUnaligned> at = {};  // item 0: none
+    uint32_t item_empty = 0;
   };
   Pending older, newer;
 
@@ -37,10 +33,11 @@ struct ValueRole {
     return shared + first + 8 * (group * Traits::kPairStages + stage);
   }
 
-  __device__ __forceinline__ void load(uint32_t item, int token, int stage) const {
+  __device__ __forceinline__ void load(const ItemChunk<kUnaligned>& at, int stage) const {
     const uint32_t full = barrier(Traits::kValueFull, stage);
+    const int token = at.token();
     barrier_arrive_expect(full, kPanel);
-    tensor_load(place(stage), &p.v_map, 64 * group, GDN_ITEM(item, v_head), token, full);
+    tensor_load(place(stage), &p.v_map, 64 * group, GDN_ITEM(at.item, v_head), token, full);
   }
 
   // Valid rows alone, where not all rows of a chunk are its sequence's.
@@ -62,16 +59,17 @@ struct ValueRole {
   __device__ __forceinline__ void store(const Pending& of, int stage, uint32_t parity) const {
     barrier_wait(barrier(Traits::kOutputFull, stage), parity);
     fence_async_proxy();
-    const RowRange rows = of.range();
+    const RowRange rows = of.at.rows(p.call.grid);
+    const int token = of.at.token();
     if (!rows.whole()) {
-      store_rows(of.item, of.token, rows, place(stage));
+      store_rows(of.at.item, token, rows, place(stage));
     } else if (fresh_lane() == 0) {
-      tensor_store(&p.output_map, 64 * group, GDN_ITEM(of.item, head), of.token, place(stage));
+      tensor_store(&p.output_map, 64 * group, GDN_ITEM(of.at.item, head), token, place(stage));
       bulk_commit();
       bulk_wait_read();
     }
     __syncwarp();
-    if (of.item_empty != 0 && fresh_lane() == 0) barrier_arrive(of.item_empty);
+    if (of.at.chunk + 1 == of.at.chunks && fresh_lane() == 0) barrier_arrive(of.item_empty);
   }
 
   __device__ __forceinline__ void run() {
@@ -81,23 +79,20 @@ struct ValueRole {
       const int chunks = GDN_ITEM(item, chunks);
       if (chunks == 0) break;
 #pragma unroll 1
-      for (ItemTokens to = tokens_of(item, chunks); to.at.chunk < chunks; to.advance(p.call.grid)) {
-        if (older.item != 0) store(older, stages.stage, stages.parity ^ 1);
-        if (fresh_lane() == 0) load(item, to.token, stages.stage);
+      for (auto at = begin_chunks<kUnaligned>(item, chunks); at.chunk < chunks;
+           at.advance(p.call.grid)) {
+        if (older.at.item != 0) store(older, stages.stage, stages.parity ^ 1);
+        if (fresh_lane() == 0) load(at, stages.stage);
         __syncwarp();
         older = newer;
-        const RowRange rows = to.at.rows(p.call.grid);
-        newer = {.item = item,
-                 .item_empty = to.at.last() ? shared + items.of(Traits::kItemEmpty) : 0,
-                 .token = to.token,
-                 .rows = rows.first | rows.last << 8};
+        newer = {.at = at, .item_empty = shared + items.of(Traits::kItemEmpty)};
         stages.advance();
       }
     }
     static_assert(Traits::kPairStages == 2);
-    if (older.item != 0) store(older, stages.stage, stages.parity ^ 1);
+    if (older.at.item != 0) store(older, stages.stage, stages.parity ^ 1);
     stages.advance();
-    if (newer.item != 0) store(newer, stages.stage, stages.parity ^ 1);
+    if (newer.at.item != 0) store(newer, stages.stage, stages.parity ^ 1);
     if (fresh_lane() == 0) bulk_wait();
   }
 };

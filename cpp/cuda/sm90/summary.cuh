@@ -51,8 +51,9 @@ struct SummaryLoader {
     }
   }
 
-  __device__ __forceinline__ void load_chunk(const ItemChunk& at, int token) {
+  __device__ __forceinline__ void load_chunk(const ItemChunk<true>& at) {
     const uint32_t item = at.item;
+    const int token = at.token();
     const RowRange range = at.rows(p.call.grid);
     const bool copy_keys = p.call.qk_l2norm || !range.whole();
     const int stage = stages.stage;
@@ -75,7 +76,7 @@ struct SummaryLoader {
       barrier_arrive_expect(full, (copy_keys ? 0 : kTile) + (half < 0 ? kTile : kPanel) +
                                       kInverseBytes + static_cast<int>(sizeof(GateBlock)));
       if (!copy_keys) {
-        LoaderRole<T>::load_tile(p.k_map, GDN_ITEM(item, k_head), token, k_tile, full);
+        LoaderRole<T, true>::load_tile(p.k_map, GDN_ITEM(item, k_head), token, k_tile, full);
       }
       const uint32_t values = shared + Traits::kValues + stage * kTile;
       if (half <= 0) tensor_load(values, &p.v_map, 0, GDN_ITEM(item, v_head), token, full);
@@ -84,8 +85,8 @@ struct SummaryLoader {
       }
       const int64_t record =
           GDN_ITEM(item, record) + static_cast<int64_t>(at.chunk) * p.call.heads.state;
-      LoaderRole<T>::load_inverse(p.inverses + record * kInverseBytes,
-                                  shared + Traits::kInverses + stage * kPanel, full);
+      LoaderRole<T, true>::load_inverse(p.inverses + record * kInverseBytes,
+                                        shared + Traits::kInverses + stage * kPanel, full);
       bulk_load(shared + Traits::kGates + stage * sizeof(GateBlock), p.gates + record,
                 sizeof(GateBlock), full);
     }
@@ -106,8 +107,8 @@ struct SummaryLoader {
       const int chunks = GDN_ITEM(item, chunks);
       if (chunks == 0) break;
 #pragma unroll 1
-      for (ItemTokens to = tokens_of(item, chunks); to.at.chunk < chunks; to.advance(p.call.grid)) {
-        load_chunk(to.at, to.token);
+      for (auto at = begin_chunks<true>(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
+        load_chunk(at);
       }
     }
   }
@@ -266,7 +267,7 @@ struct SummaryState {
     }
     bool reset = false;
 #pragma unroll 1
-    for (ItemChunk at = chunks_of(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
+    for (auto at = begin_chunks<true>(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
       reset |= advance(s, at.rows(p.call.grid), rows, transition);
     }
     const int lane = fresh_lane();
