@@ -14,7 +14,8 @@ nb::list kernel_rows() {
               {GDN_OP_PREFILL, "prefill"},
               {GDN_OP_DECODE_PAGED, "decode_paged"},
               {GDN_OP_DECODE, "decode"},
-              {GDN_OP_VERIFY_PAGED, "verify_paged"}};
+              {GDN_OP_VERIFY_PAGED, "verify_paged"},
+              {GDN_OP_SEGMENT, "segment"}};
   nb::list rows;
   for (const auto& op : kOps) {
     for (int32_t i = 0; const char* name = gdn_kernel_row_name(op.op, i); ++i) {
@@ -44,6 +45,7 @@ NB_MODULE(_core, m) {
   define_decode(m);
   define_slots(m);
   define_verify(m);
+  define_segment(m);
   m.def("kernel_rows", &kernel_rows);
   m.def("preload", &preload, nb::arg("device"));
   m.def("version", [] { return gdn_version(); });

@@ -40,6 +40,10 @@ void set_output(PrefillCall& c);
 // Plan and workspace.
 void set_scratch(PrefillCall& c);
 
+// All of the paged form's arguments, which are `kPagedArguments`.
+extern const int kPagedArguments;
+void set_paged_call(PrefillCall& c);
+
 void define_prefill_paged(nb::module_& m);
 
 }  // namespace gdn::python

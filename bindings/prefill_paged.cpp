@@ -136,6 +136,10 @@ size_t workspace_size(const nb::tuple& tuple, nb::handle backend) {
 
 }  // namespace
 
+const int kPagedArguments = kPagedCount;
+
+void set_paged_call(PrefillCall& c) { set_paged(c); }
+
 void define_prefill_paged(nb::module_& m) {
   m.def("prefill_paged", &run_paged, nb::arg("arguments"),
         nb::sig("def prefill_paged(arguments: tuple) -> typing.Any"));

@@ -6,14 +6,14 @@
 Over a run of tokens the state moves by an affine map, S_end = S_start M + N, with M [K, K] and N
 [V, K] per head. So each process
 
-1. forms the map of its own tokens (`summary`): N is where the zero state ends; M is where the
-   identity ends if every v is zero, which the same call computes since K = V;
-2. receives the maps of the others, 128 KB a head, and folds those before it (`combine`);
-3. puts the state before its tokens on the page that ends there, and runs an ordinary paged prefill
-   that finds its prefix cached (`resume`): outputs and page ends as one device gives them.
+1. begins its tokens (`segment_begin`): all work that does not need the state before them, and their
+   map; the first process knows that state and gets the state after its tokens instead;
+2. receives the maps of the others, 128 KB a head, and combines those before it
+   (`segment_combine`) into the state before its own tokens;
+3. finishes: outputs and page ends as one device gives them.
 
-Three passes over 1 / size of the tokens replace one over all: it pays from four devices on, and
-for prompts that fit no single one. Splitting heads (torch_tensor_parallel.py) is cheaper.
+The pages of the prefix lie with other processes, so they are -1 in the table. Splitting heads
+(torch_tensor_parallel.py) is cheaper where each device can have all tokens.
 """
 
 from __future__ import annotations
@@ -54,45 +54,31 @@ def int32(values: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-def summary(x: Operands) -> torch.Tensor:
-    """M and N of the tokens in `x`: fp32 ``[2, H, 128, 128]``."""
-    device = x["v"].device
-    identity = torch.eye(HEAD_DIM, device=device).expand(1, NUM_V_HEADS, -1, -1).contiguous()
-    ends = []
-    for v, start in ((torch.zeros_like(x["v"]), identity), (x["v"], None)):
-        _, end = gdn_paged.chunk_gated_delta_rule(
-            **x | {"v": v}, initial_state=start, output_final_state=True,
-            cu_seqlens=int32([0, len(v)], device), use_qk_l2norm_in_kernel=True,
-        )  # fmt: skip
-        ends.append(end)
-    return torch.cat(ends)
+def begin(x: Operands, pages_before: int, pool: torch.Tensor, **segment) -> gdn_paged.Segment:
+    """The tokens in `x` after `pages_before` full pages of others, on the rows of `pool`."""
+    device, own = pool.device, len(pool)
+    return gdn_paged.segment_begin(
+        **x, cu_seqlens=int32([0, len(x["v"])], device), state_pool=pool, page_size=PAGE_SIZE,
+        page_indices=int32([-1] * pages_before + list(range(own)), device),
+        page_indptr=int32([0, pages_before + own], device),
+        last_page_len=int32([len(x["v"]) - (own - 1) * PAGE_SIZE], device),
+        use_qk_l2norm_in_kernel=True, **segment,
+    )  # fmt: skip
 
 
-def combine(maps: list[torch.Tensor]) -> torch.Tensor:
-    """The state ``[H, V, K]`` after the runs of tokens with these maps, from the zero state."""
-    state = torch.zeros_like(maps[0][1])
-    for transition, offset in maps:
-        state = state @ transition + offset
-    return state
-
-
-def resume(x: Operands, pages_before: int, state: torch.Tensor | None, pool: torch.Tensor):
-    """Prefill of the tokens in `x` after `pages_before` full pages, from `state` (None: the first
-    tokens); row 0 of the pool is for the page before, the others are the tokens' own pages."""
-    device, own = pool.device, -(-len(x["v"]) // PAGE_SIZE)
-    if state is not None:
-        pool[0] = state
-    pages = [-1] * (pages_before - 1) + [0] * (pages_before > 0) + list(range(1, own + 1))
+def prefill(x: Operands, pool: torch.Tensor) -> torch.Tensor:
+    """All tokens on one device."""
+    device, own = pool.device, len(pool)
     return gdn_paged.chunk_gated_delta_rule_paged(
         **x, cu_seqlens=int32([0, len(x["v"])], device), state_pool=pool, page_size=PAGE_SIZE,
-        page_indices=int32(pages, device), page_indptr=int32([0, len(pages)], device),
+        page_indices=int32(list(range(own)), device), page_indptr=int32([0, own], device),
         last_page_len=int32([len(x["v"]) - (own - 1) * PAGE_SIZE], device),
         use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
 
 
 def new_pool(pages: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(1 + pages, NUM_V_HEADS, HEAD_DIM, HEAD_DIM, device=device)
+    return torch.zeros(pages, NUM_V_HEADS, HEAD_DIM, HEAD_DIM, device=device)
 
 
 def relative(x: torch.Tensor, expected: torch.Tensor) -> float:
@@ -105,27 +91,38 @@ def run(device: torch.device) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     x = prompt(size, device, dtype)
-    begin, end = (i * PAGES_EACH * PAGE_SIZE for i in (rank, rank + 1))
-    mine = {name: y[begin:end] for name, y in x.items()}
+    begin_token, end_token = (i * PAGES_EACH * PAGE_SIZE for i in (rank, rank + 1))
+    mine = {name: y[begin_token:end_token] for name, y in x.items()}
 
-    own = summary(mine)
-    maps = [torch.empty_like(own) for _ in range(size)]
-    dist.all_gather(maps, own)
+    # One buffer a process for its map: a first segment has N alone, a last one is asked for none.
+    own = torch.zeros(2, NUM_V_HEADS, HEAD_DIM, HEAD_DIM, device=device)
+    state = torch.zeros_like(own[0])
+    given = {"initial_state": state} if rank else {}
+    if rank == size - 1:
+        given["last"] = True
+    else:
+        given |= {"transition": own[0], "offset": own[1]} if rank else {"offset": own[1]}
     pool = new_pool(PAGES_EACH, device)
-    start = combine(maps[:rank]) if rank else None
-    output = resume(mine, rank * PAGES_EACH, start, pool)
+    segment = begin(mine, rank * PAGES_EACH, pool, **given)
+    maps = torch.empty(size, *own.shape, device=device)
+    dist.all_gather(list(maps), own)
+    if rank:
+        gdn_paged.segment_combine(maps[:rank, 0], maps[:rank, 1], state=state)
+    output = segment.finish()
 
     whole = new_pool(size * PAGES_EACH, device)
-    expected = resume(x, 0, None, whole)
+    expected = prefill(x, whole)
     tolerance = 1e-5 if device.type == "cpu" else 2e-2
-    errors = {"outputs": relative(output, expected[begin:end])}
-    rows = slice(1 + rank * PAGES_EACH, 1 + (rank + 1) * PAGES_EACH)
-    errors["page ends"] = relative(pool[1:], whole[rows])
+    first = rank * PAGES_EACH
+    errors = {
+        "outputs": relative(output, expected[begin_token:end_token]),
+        "page ends": relative(pool, whole[first : first + PAGES_EACH]),
+    }
     if rank:  # and the first state would not do
-        assert relative(pool[0], torch.zeros_like(pool[0]) + whole[rows.start - 1]) <= tolerance
-        wrong = new_pool(PAGES_EACH, device)
-        output = resume(mine, rank * PAGES_EACH, torch.zeros_like(pool[0]), wrong)
-        assert relative(output, expected[begin:end]) > 10 * tolerance
+        assert relative(state, whole[first - 1]) <= tolerance
+        state.zero_()
+        wrong = begin(mine, first, torch.zeros_like(pool), initial_state=state, last=True).finish()
+        assert relative(wrong, expected[begin_token:end_token]) > 10 * tolerance
     assert max(errors.values()) <= tolerance, errors
     worst = torch.tensor(list(errors.values()), device=device)
     dist.all_reduce(worst, dist.ReduceOp.MAX)

@@ -9,7 +9,7 @@ from cases import make_decode, make_pool, make_prefill
 
 HEAD_SIZE = 64
 
-OPERATIONS = ("prefill_paged", "prefill", "decode_paged", "decode", "verify_paged")
+OPERATIONS = ("prefill_paged", "prefill", "decode_paged", "decode", "verify_paged", "segment")
 TABLE = page_table(64, ([5, 2], 60, 70))
 
 
@@ -24,7 +24,8 @@ def test_rows_are_listed(operation):
     rows = gdn_paged.kernel_rows(operation)
     names = [row.name for row in rows]
     assert names[-1] == "cpu" and len(set(names)) == len(names)
-    known = ["cuda_sm90", "cuda_portable", "cpu"] if "prefill" in operation else ["cuda", "cpu"]
+    chunks = "prefill" in operation or operation == "segment"
+    known = ["cuda_sm90", "cuda_portable", "cpu"] if chunks else ["cuda", "cpu"]
     assert names == [name for name in known if name in names]
     assert all(row.description for row in rows)
     assert gdn_paged.has_cuda() == any(name.startswith("cuda") for name in names)

@@ -41,7 +41,7 @@ FRAMEWORK_HEADERS = re.compile(r"^(Python\.h|nanobind/|torch/|ATen/|c10/|xla/|dl
 
 # Ceilings, in lines. A kernel file aims at 450.
 FILE_LINES = {
-    "cpp/include": 650,
+    "cpp/include": 720,
     "cpp/core": 210,
     "cpp/cpu": 300,
     "cpp/cuda": 600,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import gdn_paged
 from two_gpus import Load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -124,19 +125,25 @@ def test_maps_of_segments(place, size, monkeypatch):
     tolerance = 1e-5 if place == "cpu" else 2e-2
     operands, each = example.prompt(size, device, dtype), example.PAGES_EACH
     whole = example.new_pool(size * each, device)
-    expected = example.resume(operands, 0, None, whole)
-    maps = []
+    expected = example.prefill(operands, whole)
+    states, segments, pools = [], [], []
     for i in range(size):
         begin, end = (n * each * example.PAGE_SIZE for n in (i, i + 1))
         mine = {name: x[begin:end] for name, x in operands.items()}
-        pool, before = example.new_pool(each, device), i * each
-        output = example.resume(mine, before, example.combine(maps) if maps else None, pool)
-        assert example.relative(output, expected[begin:end]) <= tolerance
-        assert example.relative(pool[1:], whole[1 + before : 1 + before + each]) <= tolerance
-        if i:
-            assert example.relative(pool[0], whole[before]) <= tolerance
-        maps.append(example.summary(mine))
-    assert example.relative(example.combine(maps), whole[-1]) <= tolerance
+        states.append(torch.zeros(whole.shape[1:], device=device))
+        pools.append(example.new_pool(each, device))
+        given = {"initial_state": states[i]} if i else {}
+        segments.append(example.begin(mine, i * each, pools[i], **given))
+    state = segments[0].offset
+    for i in range(1, size):
+        states[i].copy_(state)
+        maps = segments[i].transition[None], segments[i].offset[None]
+        state = gdn_paged.segment_combine(*maps, initial_state=state)
+    assert example.relative(state, whole[-1]) <= tolerance
+    for i, segment in enumerate(segments):
+        begin, end = (n * each * example.PAGE_SIZE for n in (i, i + 1))
+        assert example.relative(segment.finish(), expected[begin:end]) <= tolerance
+        assert example.relative(pools[i], whole[i * each : (i + 1) * each]) <= tolerance
 
 
 def test_jax(place):

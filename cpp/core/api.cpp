@@ -76,9 +76,10 @@ void explain_operation(gdn_op_t op, const void* params, Text* text) {
       return explain(
           verify_problem(static_cast<const gdn_verify_params_t*>(params), VerifyUse::kVerify),
           text);
+    case GDN_OP_SEGMENT: return explain_segment(prefill_params, text);
     default:
       throw Error(GDN_INVALID_ARGUMENT,
-                  "op: %d given, GDN_OP_PREFILL_PAGED (1) to GDN_OP_VERIFY_PAGED (5) expected", op);
+                  "op: %d given, GDN_OP_PREFILL_PAGED (1) to GDN_OP_SEGMENT (6) expected", op);
   }
 }
 

@@ -79,6 +79,7 @@ RowText row_of(gdn_op_t op, int32_t index) {
     case GDN_OP_DECODE_PAGED:
     case GDN_OP_DECODE: return row_text(kDecodeTable, index);
     case GDN_OP_VERIFY_PAGED: return verify_row(index);
+    case GDN_OP_SEGMENT: return segment_row(index);
     default: return {};
   }
 }

@@ -25,6 +25,10 @@ struct RowText {
   const char* description = nullptr;
 };
 RowText row_of(gdn_op_t op, int32_t index);
-RowText verify_row(int32_t index);  // of the table in dispatch_verify.cpp
+RowText verify_row(int32_t index);   // of the table in dispatch_verify.cpp
+RowText segment_row(int32_t index);  // of the table in dispatch_segment.cpp
+
+// Of a last segment with these params.
+void explain_segment(const gdn_prefill_params_t* params, Text* text);
 
 }  // namespace gdn

@@ -21,6 +21,7 @@ from .prefill import (
     prefill_plan,
     prefill_workspace_size,
 )
+from .segment import Segment, segment_begin, segment_combine
 from .slots import (
     GDNPagedDecodeSlots,
     GDNPagedPrefillSlots,
@@ -41,6 +42,7 @@ __all__ = [
     "KernelRow",
     "PageStats",
     "PageTableReport",
+    "Segment",
     "__version__",
     "build_info",
     "chunk_gated_delta_rule",
@@ -59,6 +61,8 @@ __all__ = [
     "prefill_plan",
     "prefill_workspace_size",
     "preload",
+    "segment_begin",
+    "segment_combine",
     "validate_page_table",
     "verify_draft_size",
     "version",

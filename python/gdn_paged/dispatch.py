@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
-from . import _core, decode, prefill, verify
+from . import _core, decode, prefill, segment, verify
 
-Operation = Literal["prefill_paged", "prefill", "decode_paged", "decode", "verify_paged"]
+Operation = Literal["prefill_paged", "prefill", "decode_paged", "decode", "verify_paged", "segment"]
 
 
 class KernelRow(str):
@@ -30,14 +30,14 @@ def kernel_rows(operation: Operation) -> list[KernelRow]:
     """Kernel rows of an operation in the order of preference: the first that serves a call runs.
 
     Args:
-        operation: "prefill_paged", "prefill" (slot form), "decode_paged", "decode" (slot form) or
-            "verify_paged", which serves the commit too.
+        operation: "prefill_paged", "prefill" (slot form), "decode_paged", "decode" (slot form),
+            "verify_paged", which serves the commit too, or "segment".
     """
     rows = _core.kernel_rows()
     if operation not in [op for op, _, _ in rows]:
         raise ValueError(
             f'operation: {operation!r}; expected "prefill_paged", "prefill", "decode_paged", '
-            '"decode" or "verify_paged"'
+            '"decode", "verify_paged" or "segment"'
         )
     return [KernelRow(name, description) for op, name, description in rows if op == operation]
 
@@ -50,8 +50,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
         function: :func:`gdn_paged.chunk_gated_delta_rule_paged`,
             :func:`gdn_paged.chunk_gated_delta_rule`,
             :func:`gdn_paged.gated_delta_rule_decode_paged`,
-            :func:`gdn_paged.gated_delta_rule_decode_pretranspose` or
-            :func:`gdn_paged.gated_delta_rule_verify_paged`.
+            :func:`gdn_paged.gated_delta_rule_decode_pretranspose`,
+            :func:`gdn_paged.gated_delta_rule_verify_paged` or :func:`gdn_paged.segment_begin`.
         args, kwargs: what it would be called with.
 
     Raises:
@@ -63,7 +63,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     describe, order = entry
-    return describe(tuple(bound.arguments[name] for name in order))
+    return describe(tuple(bound.arguments.get(name) for name in order))
 
 
 _EXPLAIN: dict[Callable[..., Any], tuple[Callable[[tuple[Any, ...]], str], tuple[str, ...]]] = {
@@ -72,6 +72,7 @@ _EXPLAIN: dict[Callable[..., Any], tuple[Callable[[tuple[Any, ...]], str], tuple
     decode.gated_delta_rule_decode_paged: (_core.explain_decode_paged, decode.PAGED_ORDER),
     decode.gated_delta_rule_decode_pretranspose: (_core.explain_decode, decode.PRETRANSPOSE_ORDER),
     verify.gated_delta_rule_verify_paged: (_core.explain_verify_paged, verify.VERIFY_ORDER),
+    segment.segment_begin: (_core.explain_segment_begin, prefill.PAGED_ORDER),
 }
 
 

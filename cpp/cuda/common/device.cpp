@@ -93,6 +93,7 @@ void load_all_kernels() {
   load_decode_kernels();
   load_verify_kernels();
   load_short_kernels();
+  load_segment_kernels();
   load_prefill_portable_kernels();
 #if defined(GDN_WITH_SM90)
   load_prefill_sm90_kernels();

@@ -50,7 +50,9 @@ void load_page_table_kernels();
 void load_decode_kernels();
 void load_verify_kernels();
 void load_short_kernels();
+void load_segment_kernels();
 void load_prefill_portable_kernels();
 void load_prefill_sm90_kernels();  // nothing to load on other GPUs
+void load_segment_sm90_kernels();  // by the former
 
 }  // namespace gdn

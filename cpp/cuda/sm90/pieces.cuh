@@ -39,7 +39,9 @@ __device__ __forceinline__ int32_t choose_cut_items(const HopperParams& p, const
 __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
   const SlabSequences all = slab_sequences(p, lane);
   SlabState state = {};
-  if (p.segments.capacity > 0 && all.count <= kMaxCutSequences) {
+  if (p.segments.pieces > 0) {
+    state = take_pieces(p, all);
+  } else if (p.segments.capacity > 0 && all.count <= kMaxCutSequences) {
     state = choose_segments(p, all, lane);
   }
   const int32_t length = state.segment_chunks;

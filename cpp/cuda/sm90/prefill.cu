@@ -182,15 +182,7 @@ PrefillParams kernel_params(const PrefillProblem& p) {
 }
 
 HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, char* plan) {
-  HopperParams params = {};
-  params.q_map = sm90::make_tensor_map(p.q, p.heads.q, p.num_tokens, "q");
-  params.k_map = sm90::make_tensor_map(p.k, p.heads.k, p.num_tokens, "k");
-  params.v_map = sm90::make_tensor_map(p.v, p.heads.v, p.num_tokens, "v");
-  params.output_map = sm90::make_tensor_map(p.output, p.heads.state, p.num_tokens, "output");
-  params.call = kernel_params(p);
-  params.call.plan = reinterpret_cast<const PlanHeader*>(plan);
-  params.call.entries = reinterpret_cast<const SequenceEntry*>(plan + kWorkspaceAlignment);
-  params.call.entry_bound = entry_bound(p);
+  HopperParams params = sm90::call_of(p, plan);
   params.call.slab_chunks = layout.slab_chunks;
   params.inverses = WorkspacePlan::carve<uint8_t>(p.workspace, layout.inverses);
   params.gates = WorkspacePlan::carve<GateBlock>(p.workspace, layout.gates);
@@ -236,6 +228,21 @@ void launch_prefill_sm90(const PrefillProblem& p) {
 
 }  // namespace
 
+const char* sm90::refuse_call(const PrefillProblem& p) { return refuse(p); }
+
+HopperParams sm90::call_of(const PrefillProblem& p, char* plan) {
+  HopperParams params = {};
+  params.q_map = make_tensor_map(p.q, p.heads.q, p.num_tokens, "q");
+  params.k_map = make_tensor_map(p.k, p.heads.k, p.num_tokens, "k");
+  params.v_map = make_tensor_map(p.v, p.heads.v, p.num_tokens, "v");
+  params.output_map = make_tensor_map(p.output, p.heads.state, p.num_tokens, "output");
+  params.call = kernel_params(p);
+  params.call.plan = reinterpret_cast<const PlanHeader*>(plan);
+  params.call.entries = reinterpret_cast<const SequenceEntry*>(plan + kWorkspaceAlignment);
+  params.call.entry_bound = entry_bound(p);
+  return params;
+}
+
 void load_prefill_sm90_kernels() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "current CUDA device");
@@ -245,6 +252,7 @@ void load_prefill_sm90_kernels() {
   if (major != 9) return;
   sm90::load_kernels<bf16>();
   sm90::load_kernels<fp16>();
+  load_segment_sm90_kernels();
 }
 
 const PrefillRow kPrefillCudaSm90 = {

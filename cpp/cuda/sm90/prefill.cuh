@@ -80,6 +80,10 @@ void launch_segments(const HopperParams& params, const Device& device) {
   }
 }
 
+// What a part of a prompt has in common with the call of the row prefill.cu.
+const char* refuse_call(const PrefillProblem& p);
+HopperParams call_of(const PrefillProblem& p, char* plan);
+
 template <class T>
 void load_kernels() {
   load_kernel(prepare_inverses<T, 1>, "prepare_inverses", PrepareMap<1>::kBytes);

@@ -28,6 +28,12 @@ GDN_HOST_DEVICE inline int32_t summary_items(int32_t pieces) {
   return pieces > 1 ? 2 * pieces - 3 : 0;
 }
 
+// The same of a part of a prompt, of which either may not hold.
+GDN_HOST_DEVICE inline int32_t summary_items(const SegmentParams& segments, int32_t pieces) {
+  const int32_t items = 2 * pieces - 3 + segments.open + 2 * segments.mapped;
+  return items > 0 ? items : 0;
+}
+
 GDN_HOST_DEVICE inline int32_t divide_up(int64_t a, int32_t b) {
   return static_cast<int32_t>((a + b - 1) / b);
 }

@@ -90,6 +90,16 @@ __device__ __forceinline__ SlabState choose_segments(const HopperParams& p,
           .num_summaries = __shfl_sync(kFullWarp, tally.summaries, winner)};
 }
 
+// The one sequence of a part of a prompt, in the pieces that the host chose.
+__device__ __forceinline__ SlabState take_pieces(const HopperParams& p, const SlabSequences& all) {
+  const int32_t chunks = lane_chunks(p, all, 0);
+  const int32_t length = max(divide_up(chunks, p.segments.pieces), 1);
+  const int32_t parts = divide_up(chunks, length);
+  return {.segment_chunks = length,
+          .num_parts = parts,
+          .num_summaries = parts > 0 ? summary_items(p.segments, parts) : 0};
+}
+
 // ---- from numbers to parts ----------------------------------------------------------------------
 
 // Part `number` of a slab, by a whole warp. kSummary: counted in items of the summary, of which
@@ -106,7 +116,9 @@ __device__ __forceinline__ Found find_cut_part(const HopperParams& p, const Slab
   for (int32_t base = 0; base < all.count; base += 32) {
     const int32_t chunks = lane_chunks(p, all, base + lane);
     const int32_t pieces = (chunks + segment_chunks - 1) / segment_chunks;
-    const int32_t weight = kSummary ? summary_items(pieces) : pieces;
+    const int32_t weight = !kSummary               ? pieces
+                           : p.segments.pieces > 0 ? summary_items(p.segments, pieces)
+                                                   : summary_items(pieces);
     const int32_t cut = pieces > 1 ? pieces : 0;
     const int32_t weights = warp_inclusive_count(weight, lane);
     const int32_t cuts = warp_inclusive_count(cut, lane);
@@ -207,7 +219,8 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
 
   // Of a cut sequence no pool row is read here: another segment may be writing it.
   StateSource before = state_before(params, part, slab, head);
-  if (part.count > 1 && (part.index > 0 || before.data != nullptr)) {
+  const bool cut = part.count > 1 && (part.index > 0 || before.data != nullptr);
+  if (cut || params.segments.open) {
     before = {segment_state(params, part.place, head), DType::kFloat32};
   }
   item.state_in = before.data;

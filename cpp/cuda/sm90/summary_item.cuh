@@ -54,13 +54,16 @@ static_assert(SummaryTraits::kSharedBytes <= 232448);
 __device__ __forceinline__ void make_summary_item(const HopperParams& p, Found found,
                                                   const SlabSequences& all, int32_t segment_chunks,
                                                   int32_t head, SummaryItem& item) {
-  const int32_t index = (found.rest + 1) / 2;
+  // Of a part of a prompt that begins with an open state, the first segment is like the others.
+  const int32_t number = found.rest + !p.segments.open;
+  const int32_t index = number / 2;
+  const bool from_state = index == 0 && !p.segments.open;
   const StateSource before = state_before(p, found.part, all.slab, head);
   take_segment(found.part, index, segment_chunks);
   make_item(p, found.part, all.slab, head, item.part);
   const int32_t place = found.part.place;
-  item.half = index == 0 ? -1 : (found.rest - 1) & 1;
-  item.part.state_in = index == 0 ? before.data : nullptr;
+  item.half = from_state ? -1 : number & 1;
+  item.part.state_in = from_state ? before.data : nullptr;
   item.part.dtype_in = static_cast<int32_t>(before.dtype);
   item.part.state_out = segment_state(p, place + 1, head);
   item.copied = item.part.state_in != nullptr;

@@ -96,6 +96,10 @@ struct SegmentParams {
   int32_t min_chunks;  // of a segment
   int32_t max_chunks;
   bool demanded;  // cut where that is possible, not where it pays
+  // A part of a prompt (segment.cu): its one sequence is cut into so many, 0: it is a whole call.
+  int32_t pieces;
+  bool open;    // the state before it comes later, so the first one has a map too
+  bool mapped;  // its own map is asked for, so the last one has one too
 };
 
 // Where the scan shares items out in pieces.

@@ -486,6 +486,74 @@ GDN_API gdn_status_t gdn_commit_paged(const gdn_verify_params_t* params);
 /* Bytes of num_drafts slots, from the sizes alone: heads, dims, io_dtype and max_draft. */
 GDN_API gdn_status_t gdn_verify_draft_size(const gdn_verify_params_t* params, size_t* bytes);
 
+/* ---- one prompt over several devices ---------------------------------------------------- */
+
+/* Over a run of tokens the state moves by an affine map, S_end = S_start M + N, with M [K, K] and
+ * N [V, K] per state head. Where the tokens of one prompt lie on several devices, each device
+ * calls, for the segment that it holds,
+ *
+ *     gdn_segment_begin      all that does not depend on the state before the segment; M and N
+ *                            send M and N to the devices behind, 128 KB a head at K = V = 128
+ *     gdn_segment_combine    the state before the segment, from the maps before it
+ *     gdn_segment_finish     outputs, page ends and the final state
+ *
+ * instead of waiting for the devices before it. `params` are those of a gdn_prefill_paged of one
+ * sequence whose prefix are the tokens before the segment (pages of theirs that lie elsewhere are
+ * -1 in its table; slots are served, a plan is not). Begin and finish take the same params and the
+ * same pointers, with the workspace untouched between them; a begin serves one finish. The bytes
+ * of q, k, v, gates and tables must not change in between; begin writes neither pool nor output.
+ *
+ * Which segment it is, its pointers say:
+ *     first    offset                              begins at its page, or at zero; offset is then
+ *                                                  the state after it
+ *     middle   initial_state, transition, offset
+ *     last     initial_state                       nobody asks for its map
+ * A broken sequence has the map of no token, M = I and N = 0; finish stores nothing and zeroes the
+ * outputs. */
+typedef struct gdn_segment {
+  size_t struct_size;
+  const float* initial_state; /* [H, V, K], read by finish in place of a page; 16-byte aligned */
+  float* transition;          /* M [H, K, K], written by begin; 16-byte aligned */
+  float* offset;              /* N [H, V, K], written by begin; 16-byte aligned */
+} gdn_segment_t;
+#define GDN_SEGMENT_INIT GDN_INIT_(gdn_segment_t)
+
+GDN_API gdn_status_t gdn_segment_begin(const gdn_prefill_params_t* params,
+                                       const gdn_segment_t* segment);
+GDN_API gdn_status_t gdn_segment_finish(const gdn_prefill_params_t* params,
+                                        const gdn_segment_t* segment);
+
+/* Bytes of params->workspace for both. As gdn_prefill_workspace_size; of the pointers in `segment`
+ * it counts which are NULL. Unlike a prefill, all tokens are in flight at once: on CUDA 6.2 KB per
+ * 64 tokens and state head. */
+GDN_API gdn_status_t gdn_segment_workspace_size(const gdn_prefill_params_t* params,
+                                                const gdn_segment_t* segment, size_t* bytes);
+
+/* state = (initial_state M_0 + N_0) M_1 + N_1 ..., in fp32. Zeros of M drop what the state holds
+ * there even if it is not finite. */
+typedef struct gdn_segment_combine_params {
+  size_t struct_size;
+  gdn_device_type_t device_type;
+  int32_t device_id;
+  struct CUstream_st* stream;
+  int64_t num_maps;
+  int32_t num_heads; /* H */
+  int32_t head_dim_k;
+  int32_t head_dim_v;
+  int32_t num_threads;        /* of the CPU; 0: all */
+  const float* transitions;   /* [num_maps, H, K, K] */
+  const float* offsets;       /* [num_maps, H, V, K] */
+  int64_t transition_stride;  /* elements from map to map; 0: dense */
+  int64_t offset_stride;      /* elements from map to map; 0: dense */
+  const float* initial_state; /* [H, V, K]; NULL: zero, and M_0 is not read */
+  float* state;               /* [H, V, K], written; may be initial_state */
+  gdn_parallel_for_t parallel_for;
+  void* parallel_for_context;
+} gdn_segment_combine_params_t;
+#define GDN_SEGMENT_COMBINE_PARAMS_INIT GDN_INIT_(gdn_segment_combine_params_t)
+
+GDN_API gdn_status_t gdn_segment_combine(const gdn_segment_combine_params_t* params);
+
 /* ---- page tables: slots and checks ----------------------------------------------------- */
 
 /* One page table. gdn_prefill_slots needs cu_seqlens and page_size, gdn_decode_slots neither. */
@@ -607,7 +675,8 @@ enum {
   GDN_OP_PREFILL = 2,       /* gdn_prefill_params_t */
   GDN_OP_DECODE_PAGED = 3,  /* gdn_decode_params_t */
   GDN_OP_DECODE = 4,        /* gdn_decode_params_t */
-  GDN_OP_VERIFY_PAGED = 5   /* gdn_verify_params_t */
+  GDN_OP_VERIFY_PAGED = 5,  /* gdn_verify_params_t */
+  GDN_OP_SEGMENT = 6        /* gdn_prefill_params_t, as of a last segment */
 };
 
 /* Name and description of row `index` of an operation's table, in the order of preference;

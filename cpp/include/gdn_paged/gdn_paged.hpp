@@ -83,6 +83,15 @@ inline void decode_paged(const gdn_decode_params_t& params) { check(gdn_decode_p
 inline void decode(const gdn_decode_params_t& params) { check(gdn_decode(&params)); }
 inline void verify_paged(const gdn_verify_params_t& params) { check(gdn_verify_paged(&params)); }
 inline void commit_paged(const gdn_verify_params_t& params) { check(gdn_commit_paged(&params)); }
+inline void segment_begin(const gdn_prefill_params_t& params, const gdn_segment_t& segment) {
+  check(gdn_segment_begin(&params, &segment));
+}
+inline void segment_finish(const gdn_prefill_params_t& params, const gdn_segment_t& segment) {
+  check(gdn_segment_finish(&params, &segment));
+}
+inline void segment_combine(const gdn_segment_combine_params_t& params) {
+  check(gdn_segment_combine(&params));
+}
 inline void prefill_slots(const gdn_page_table_params_t& params) {
   check(gdn_prefill_slots(&params));
 }
@@ -112,6 +121,13 @@ inline size_t plan_size(const gdn_prefill_params_t& params) {
 inline size_t verify_draft_size(const gdn_verify_params_t& params) {
   size_t bytes = 0;
   check(gdn_verify_draft_size(&params, &bytes));
+  return bytes;
+}
+
+inline size_t segment_workspace_size(const gdn_prefill_params_t& params,
+                                     const gdn_segment_t& segment) {
+  size_t bytes = 0;
+  check(gdn_segment_workspace_size(&params, &segment, &bytes));
   return bytes;
 }
 
