@@ -1,10 +1,9 @@
-// The state at the start of every segment: S_next = S M + N, segment after segment, for each
-// sequence that is cut and each head.
+// One step of a state through the map of a segment, S <- S M + N, for rows of V that are
+// independent.
 //
-// Rows of V are independent: a block carries 16 or 32 of them through the segments of one sequence
-// and head, so that 8 heads already make 64 blocks. Operands are split into two bf16 parts and
-// S M = hi hi + hi lo + lo hi is accumulated in fp32: 2^-17, far below what the scan adds.
-// What a step waits for is M, 64 KB from L2: the next one is in registers before it is used.
+// Operands are split into two bf16 parts and S M = hi hi + hi lo + lo hi is accumulated in fp32:
+// 2^-17, far below what the scan adds. The scan goes through the segments of a call in its own way
+// (scan_combine.cuh).
 #pragma once
 
 #include "cuda/common/copy.cuh"
@@ -146,65 +145,6 @@ struct CombineWork {
       }
     }
   }
-
-  // From the state after the first segment to the one before the last.
-  __device__ __forceinline__ void run(int32_t first_place, int32_t count) const {
-    if (count <= 2) return;
-    Map map, next;
-    CombineTile s[kTiles];
-    load_state(s, first_place + 1);
-    load(map, first_place + 1);
-#pragma unroll 1
-    for (int32_t i = 1; i < count - 1; ++i) {
-      if (i + 1 < count - 1) load(next, first_place + i + 1);
-      const int buffer = i & 1;
-      publish(s, buffer);
-      __syncthreads();
-      step(s, map, buffer);
-#pragma unroll
-      for (int r = 0; r < kTiles; ++r) {
-        store_tile(s[r], state(first_place + i + 1) + r * (16 * kDim));
-      }
-      map = next;
-    }
-  }
 };
-
-template <int kTiles>
-__global__ void __launch_bounds__(CombineTraits<kTiles>::kThreads, 1)
-    combine_segments(const __grid_constant__ HopperParams p) {
-  using Traits = CombineTraits<kTiles>;
-  __shared__ __align__(16) uint8_t exchange[2 * kTiles * 8 * 64 * 16];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  dependency_wait();
-  allow_dependents();
-  const int32_t segment_chunks = p.state->segment_chunks, sequences = p.state->sequences.count;
-  const int32_t low = p.state->segments[lane], high = p.state->segments[lane + 32];
-  if (segment_chunks == 0) return;
-  const int32_t heads = p.call.heads.state;
-  const int32_t blocks = heads * Traits::kBlocksPerHead;  // of one sequence
-  int32_t first_place = 0, work_begin = 0, next = blockIdx.x;
-  for (int32_t sequence = 0; sequence < sequences; ++sequence) {
-    const int32_t count = __shfl_sync(kFullWarp, sequence < 32 ? low : high, sequence % 32);
-    if (count < 2) continue;
-    for (; next < work_begin + blocks; next += gridDim.x) {
-      const int32_t i = next - work_begin;
-      const int32_t rows = (i % Traits::kBlocksPerHead) * Traits::kRows;
-      const CombineWork<kTiles> work = {
-          .segments = p.segments,
-          .heads = heads,
-          .head = i / Traits::kBlocksPerHead,
-          .tile = (rows + (lane >> 2)) * kDim + 16 * warp + 2 * (lane & 3),
-          .m_vector = 2 * warp * 32 + lane,
-          .exchange = shared_address(exchange),
-          .warp = warp,
-          .lane = lane};
-      __syncthreads();  // the exchange is free again
-      work.run(first_place, count);
-    }
-    work_begin += blocks;
-    first_place += count;
-  }
-}
 
 }  // namespace gdn::sm90

@@ -2,10 +2,11 @@
 // waves' worth of items out evenly and then runs the others whole.
 //
 // The items to share lie on a line that is cut into a piece a block: a chunk is 2 long, an item 1
-// more. Of an item that a cut divides, the piece that begins there takes the first chunks and the
-// piece that ends there the last ones. So a block starts with what another waits for and ends with
-// what itself waits for: by then it has long been written. The state is handed over in fp32, so
-// cuts change no bit of a result.
+// more; a slab's line is short enough for 32 bits, times the pieces too. Of an item that a cut
+// divides, the piece that begins there takes the first chunks and the piece that ends there the
+// last ones. So a block starts with what another waits for and ends with what itself waits for: by
+// then it has long been written. The state is handed over in fp32, so cuts change no bit of a
+// result.
 //
 // A piece waits for the next one, which an earlier ticket has drawn: its block runs already.
 #pragma once
@@ -35,6 +36,25 @@ __device__ __forceinline__ int32_t choose_cut_items(const HopperParams& p, const
   return even && longest >= kLeastChunks ? shared : 0;
 }
 
+// By one warp, into shared memory: what begin_slab writes, without the segments of each sequence;
+// where whole sequences are known to be the items, from the plan.
+__device__ __forceinline__ void copy_slab(const HopperParams& p, SlabState& shared, bool planned,
+                                          int lane) {
+  if (planned) {
+    const PlanHeader plan = *p.call.plan;
+    const SlabSequences all = {{0, plan.num_chunks}, 0, plan.num_entries};
+    if (lane == 0) {
+      shared.segment_chunks = shared.cut_items = 0;
+      shared.num_parts = all.count;
+      shared.sequences = all;
+      shared.halves = scan_in_halves(all.count * p.call.heads.state, p.segments.num_blocks);
+    }
+  } else if (lane < static_cast<int>(offsetof(SlabState, segments) / 4)) {
+    reinterpret_cast<int32_t*>(&shared)[lane] = reinterpret_cast<const int32_t*>(p.state)[lane];
+  }
+  __syncwarp();
+}
+
 // By one warp of prepare: what the other kernels of the slab read.
 __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
   const SlabSequences all = slab_sequences(p, lane);
@@ -50,9 +70,11 @@ __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
     state.cut_items = choose_cut_items(p, all, lane);
   }
   SlabState& shared = *p.state;
+  int32_t combined = 0;  // sequences with steps of the combination
   for (int32_t i = lane; i < kMaxCutSequences; i += 32) {
     const int32_t pieces = length > 0 ? (lane_chunks(p, all, i) + length - 1) / length : 0;
     shared.segments[i] = static_cast<uint16_t>(pieces);
+    combined += __popc(__ballot_sync(kFullWarp, pieces > 2));
   }
   if (lane == 0) {
     shared.next_item = 0;
@@ -62,6 +84,12 @@ __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
     shared.sequences = all;
     shared.num_summaries = state.num_summaries;
     shared.cut_items = state.cut_items;
+    shared.halves = scan_in_halves(state.num_parts * p.call.heads.state, p.segments.num_blocks);
+    const int32_t summaries = state.num_summaries * p.call.heads.state;
+    shared.summary_pieces =
+        summary_in_pieces(summaries, length, p.pieces.count) ? p.pieces.count : 0;
+    shared.next_combination = 0;
+    shared.num_combinations = combined * p.call.heads.state * ScanTraits::kStateWarps;
   }
   for (int i = lane; i < p.pieces.count * ScanTraits::kStateWarps; i += 32) {
     p.pieces.written[i] = 0;
@@ -72,8 +100,8 @@ __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
 struct Piece {
   int32_t number = 0;
   int32_t item = 0;  // the next one
-  int64_t begin = 0, end = 0;
-  int64_t at = 0;  // where the next item begins
+  int32_t begin = 0, end = 0;
+  int32_t at = 0;  // where the next item begins
 };
 
 struct PieceLine {
@@ -83,7 +111,7 @@ struct PieceLine {
 
   // What the items before those of sequence `lane + base` take, and the length of one of its own.
   struct Place {
-    int64_t begin;
+    int32_t begin;
     int32_t cost;
   };
   // Of every sequence at once, a lane each of the first 32; the line holds no more.
@@ -91,31 +119,30 @@ struct PieceLine {
     const int32_t heads = p.call.heads.state;
     const int32_t cost = 2 * lane_chunks(p, all, lane) + 1;
     const int32_t own = max(min(items - lane * heads, heads), 0);
-    int64_t end = static_cast<int64_t>(cost) * own;
+    int32_t end = cost * own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const int64_t lower = __shfl_up_sync(kFullWarp, end, step);
+      const int32_t lower = __shfl_up_sync(kFullWarp, end, step);
       if (lane >= step) end += lower;
     }
-    return {end - static_cast<int64_t>(cost) * own, cost};
+    return {end - cost * own, cost};
   }
 
   __device__ __forceinline__ Piece begin(int32_t number, int lane) const {
     const Place own = place(lane);
     const int32_t heads = p.call.heads.state, last = (items - 1) / heads;
-    const int64_t length =
-        __shfl_sync(kFullWarp, own.begin, last) +
-        static_cast<int64_t>(__shfl_sync(kFullWarp, own.cost, last)) * (items - last * heads);
+    const int32_t length = __shfl_sync(kFullWarp, own.begin, last) +
+                           __shfl_sync(kFullWarp, own.cost, last) * (items - last * heads);
     Piece piece = {.number = number};
     piece.begin = length * number / p.pieces.count;
     piece.end = length * (number + 1) / p.pieces.count;
     const unsigned before = __ballot_sync(kFullWarp, lane <= last && own.begin <= piece.begin);
     const int owner = 31 - __clz(static_cast<int>(before));
-    const int64_t start = __shfl_sync(kFullWarp, own.begin, owner);
+    const int32_t start = __shfl_sync(kFullWarp, own.begin, owner);
     const int32_t cost = __shfl_sync(kFullWarp, own.cost, owner);
-    const auto head = static_cast<int32_t>((piece.begin - start) / cost);
+    const int32_t head = (piece.begin - start) / cost;
     piece.item = owner * heads + head;
-    piece.at = start + static_cast<int64_t>(head) * cost;
+    piece.at = start + head * cost;
     return piece;
   }
 
@@ -125,11 +152,11 @@ struct PieceLine {
     part = find_part(p, all, 0, piece.item / heads, 0);
     *head = piece.item++ % heads;
     const int32_t chunks = part.sequence.live() ? part.end - part.begin : 0;
-    const int64_t end = piece.at + 2 * chunks + 1;
+    const int32_t end = piece.at + 2 * chunks + 1;
     const int32_t begin = part.begin;
-    if (end > piece.end) part.begin = begin + static_cast<int32_t>((end - piece.end) / 2);
+    if (end > piece.end) part.begin = begin + (end - piece.end) / 2;
     if (piece.at < piece.begin) {
-      part.end = begin + static_cast<int32_t>((end - piece.begin) / 2);
+      part.end = begin + (end - piece.begin) / 2;
     }
     piece.at = end;
     return chunks > 0 && part.begin < part.end;

@@ -40,9 +40,9 @@ sm90::SegmentParams segment_limits(const PrefillProblem& p) {
 // The size query and the launch build this from the same integers.
 struct HopperLayout {
   WorkspacePlan workspace;
-  WorkspacePlan::Region plan, state, states, transitions, resets, handover, inverses, gates;
+  WorkspacePlan::Region plan, state, states, transitions, resets, steps, handover, inverses, gates;
   WorkspacePlan::Region piece_states, pieces_written;
-  int32_t pieces = 0;    // that items of the last wave are shared out in
+  int32_t pieces = 0;    // that items are shared out in
   int32_t segments = 0;  // of sequences that are cut
   int32_t slab_chunks = 0;
   int32_t num_slabs = 0;
@@ -58,10 +58,12 @@ struct HopperLayout {
     states = workspace.add(maps * sm90::kDim * sm90::kDim * sizeof(float));
     transitions = workspace.add(maps * sm90::kTransitionVectors * sizeof(uint4));
     resets = workspace.add(maps * sizeof(int32_t));
+    steps = workspace.add(maps * sm90::ScanTraits::kStateWarps * sizeof(int32_t));
     // Items of one wave stay whole, and many sequences fill the last wave by themselves.
     const int32_t blocks = device_info(p.device.id).num_sms;
     const int64_t sequences = entry_bound(p);
     if (sequences * heads > blocks && sequences <= sm90::kMaxCutSequences) pieces = blocks;
+    if (segments > 0) pieces = blocks;
     piece_states = workspace.add(sizeof(float) * pieces * sm90::kDim * sm90::kDim);
     pieces_written = workspace.add(sizeof(int32_t) * pieces * sm90::ScanTraits::kStateWarps);
     int64_t room = kPrefillWorkspaceLimit - static_cast<int64_t>(workspace.total());
@@ -191,6 +193,7 @@ HopperParams hopper_params(const PrefillProblem& p, const HopperLayout& layout, 
   params.segments.states = WorkspacePlan::carve<float>(p.workspace, layout.states);
   params.segments.transitions = WorkspacePlan::carve<uint4>(p.workspace, layout.transitions);
   params.segments.resets = WorkspacePlan::carve<int32_t>(p.workspace, layout.resets);
+  params.segments.steps = WorkspacePlan::carve<int32_t>(p.workspace, layout.steps);
   params.pieces = {.states = WorkspacePlan::carve<float>(p.workspace, layout.piece_states),
                    .written = WorkspacePlan::carve<int32_t>(p.workspace, layout.pieces_written),
                    .count = layout.pieces};
@@ -207,7 +210,7 @@ void launch_slabs(const PrefillProblem& p, const HopperLayout& layout, HopperPar
     params.call.handover_in = handover + (params.slab & 1) * state_elements;
     params.call.handover_out = handover + (~params.slab & 1) * state_elements;
     sm90::launch_prepare<T>(params, p.device);
-    if (layout.segments > 0) sm90::launch_segments<T>(params, p.device);
+    if (layout.segments > 0) sm90::launch_summaries<T>(params, p.device);
     sm90::launch_scan<T>(params, p.device);
   }
 }

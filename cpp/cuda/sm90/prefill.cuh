@@ -1,10 +1,9 @@
-// Launches of one prefill call on Hopper: plan, then per slab prepare, the two kernels of segments
-// where sequences may be cut, and the scan.
+// Launches of one prefill call on Hopper: plan, then per slab prepare, the summary where
+// sequences may be cut, and the scan.
 #pragma once
 
 #include "cuda/common/device.h"
 #include "cuda/common/launch.h"
-#include "cuda/sm90/combine.cuh"
 #include "cuda/sm90/prepare.cuh"
 #include "cuda/sm90/scan.cuh"
 #include "cuda/sm90/summary.cuh"
@@ -15,7 +14,7 @@ namespace gdn::sm90 {
 template <class T, int kWarps>
 void launch_prepare_by(const HopperParams& params, const Device& device) {
   launch(prepare_inverses<T, kWarps>,
-         {.blocks = int64_t{params.call.slab_chunks} * params.call.units,
+         {.blocks = 1 + int64_t{params.call.slab_chunks} * params.call.units,
           .threads = PrepareMap<kWarps>::kThreads,
           .shared_bytes = PrepareMap<kWarps>::kBytes,
           .stream = device.stream,
@@ -36,7 +35,7 @@ void launch_prepare(const HopperParams& params, const Device& device) {
 
 template <class T>
 void launch_scan(const HopperParams& params, const Device& device) {
-  const int64_t items = int64_t{params.call.slab_chunks} * params.call.heads.state;
+  const int64_t items = 2 * int64_t{params.call.slab_chunks} * params.call.heads.state;
   launch(params.call.grid.gap == 0 ? scan_chunks<T, false> : scan_chunks<T, true>,
          {.blocks = std::min<int64_t>(device_info(device.id).num_sms, items),
           .threads = ScanTraits::kThreads,
@@ -46,7 +45,7 @@ void launch_scan(const HopperParams& params, const Device& device) {
          params, "scan_chunks");
 }
 
-// N and M of every segment.
+// N and M of every segment; exits at once where the device cut nothing.
 template <class T>
 void launch_summaries(const HopperParams& params, const Device& device) {
   launch(summarize_segments<T>,
@@ -56,28 +55,6 @@ void launch_summaries(const HopperParams& params, const Device& device) {
           .stream = device.stream,
           .early_start = true},
          params, "summarize_segments");
-}
-
-// From them the state before every segment.
-template <int kTiles>
-void launch_combination(const HopperParams& params, const Device& device) {
-  launch(combine_segments<kTiles>,
-         {.blocks = device_info(device.id).num_sms,
-          .threads = CombineTraits<kTiles>::kThreads,
-          .stream = device.stream,
-          .early_start = true},
-         params, "combine_segments");
-}
-
-// Both exit at once where the device cut nothing.
-template <class T>
-void launch_segments(const HopperParams& params, const Device& device) {
-  launch_summaries<T>(params, device);
-  if (params.call.heads.state <= 16) {
-    launch_combination<1>(params, device);
-  } else {
-    launch_combination<2>(params, device);
-  }
 }
 
 // What a part of a prompt has in common with the call of the row prefill.cu.
@@ -90,8 +67,6 @@ void load_kernels() {
   load_kernel(prepare_inverses<T, 2>, "prepare_inverses", PrepareMap<2>::kBytes);
   load_kernel(prepare_inverses<T, 4>, "prepare_inverses", PrepareMap<4>::kBytes);
   load_kernel(summarize_segments<T>, "summarize_segments", SummaryTraits::kSharedBytes);
-  load_kernel(combine_segments<1>, "combine_segments");
-  load_kernel(combine_segments<2>, "combine_segments");
   load_kernel(scan_chunks<T, false>, "scan_chunks", ScanTraits::kSharedBytes);
   load_kernel(scan_chunks<T, true>, "scan_chunks", ScanTraits::kSharedBytes);
 }
@@ -100,8 +75,6 @@ extern template void launch_prepare<bf16>(const HopperParams&, const Device&);
 extern template void launch_prepare<fp16>(const HopperParams&, const Device&);
 extern template void launch_summaries<bf16>(const HopperParams&, const Device&);
 extern template void launch_summaries<fp16>(const HopperParams&, const Device&);
-extern template void launch_combination<1>(const HopperParams&, const Device&);
-extern template void launch_combination<2>(const HopperParams&, const Device&);
 extern template void launch_scan<bf16>(const HopperParams&, const Device&);
 extern template void launch_scan<fp16>(const HopperParams&, const Device&);
 extern template void load_kernels<bf16>();

@@ -4,8 +4,6 @@
 namespace gdn::sm90 {
 
 template void launch_prepare<bf16>(const HopperParams&, const Device&);
-template void launch_combination<1>(const HopperParams&, const Device&);
-template void launch_combination<2>(const HopperParams&, const Device&);
 template void launch_summaries<bf16>(const HopperParams&, const Device&);
 template void launch_scan<bf16>(const HopperParams&, const Device&);
 template void load_kernels<bf16>();

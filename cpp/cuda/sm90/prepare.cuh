@@ -4,9 +4,9 @@
 //
 // as the swizzled tile that wgmma reads, free of gates, and the gate factors of GateBlock.
 //
-// Grid: one block per (chunk, group of state heads that share a k head). The block forms K K^T
-// once, all warps together; then each warp inverts for heads of its own. A block has as many warps
-// as its group has heads, at most 4: kWarps is 1, 2 or 4.
+// Grid: a block that begins the slab, and one per (chunk, group of state heads that share a k
+// head), which forms K K^T once, all warps together; then each warp inverts for heads of its own. A
+// block has as many warps as its group has heads, at most 4: kWarps is 1, 2 or 4.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
@@ -191,13 +191,17 @@ __global__ void __launch_bounds__(PrepareMap<kWarps>::kThreads, PrepareMap<kWarp
   if (threadIdx.x == 0) {
     barrier_init(shared + Map::kKeyFull, 1);
     barrier_init_fence();
+    prefetch_tensor_map(&params.k_map);
   }
   __syncthreads();
   dependency_wait();
   allow_dependents();
-  if (blockIdx.x == 0 && warp == 0) begin_slab(params, lane);
+  if (blockIdx.x == 0) {  // beside the others, whose work it would delay
+    if (warp == 0) begin_slab(params, lane);
+    return;
+  }
 
-  const int32_t slot = blockIdx.x / p.units, unit = blockIdx.x % p.units;
+  const int32_t slot = (blockIdx.x - 1) / p.units, unit = (blockIdx.x - 1) % p.units;
   const SlabRange slab = slab_range(p.plan->num_chunks, params.slab, params.num_slabs);
   if (slot >= slab.end - slab.begin) return;
   const int32_t number = slab.begin + slot;

@@ -144,6 +144,10 @@ __device__ __forceinline__ void store_release(int32_t* p, int32_t v) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" : : "l"(p), "r"(v) : "memory");
 }
 
+__device__ __forceinline__ void add_release(int32_t* p, int32_t v) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" : : "l"(p), "r"(v) : "memory");
+}
+
 // ---- registers ----------------------------------------------------------------------------------
 
 template <int kRegisters>

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cuda/common/dependent.cuh"
+#include "cuda/sm90/scan_combine.cuh"
 #include "cuda/sm90/scan_load.cuh"
 #include "cuda/sm90/scan_products.cuh"
 #include "cuda/sm90/scan_state.cuh"
@@ -59,12 +60,24 @@ __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
     store_shared4(shared + i, {});
   }
   fence_async_proxy();
+  if (threadIdx.x == 32) {
+    prefetch_tensor_map(&p.k_map);
+    prefetch_tensor_map(&p.q_map);
+    prefetch_tensor_map(&p.v_map);
+    prefetch_tensor_map(&p.output_map);
+  }
   __syncthreads();
-  dependency_wait();
-  allow_dependents();
+  // Behind the summary, which has waited for prepare, only the states are still to come. Behind
+  // prepare, which has waited for the plan, items are known if they are whole sequences.
+  const bool segments = p.segments.steps != nullptr;
+  const bool planned = p.segments.capacity == 0 && p.pieces.count == 0 && p.num_slabs == 1;
+  if (!segments && !planned) dependency_wait();
 
   if (group < Traits::kStateGroups) {
     take_registers<Traits::kStateRegisters>();
+    if (segments) CombineRole<false>{.p = p, .shared = shared, .warp = 4 * group + warp}.run();
+    if (planned) dependency_wait();
+    allow_dependents();
     StateRole<T, kUnaligned>{.p = p, .shared = shared, .group = group, .warp = warp}.run();
   } else if (group == Traits::kAuxGroup) {
     give_registers<Traits::kAuxRegisters>();
@@ -72,20 +85,24 @@ __global__ void __launch_bounds__(ScanTraits::kThreads, 1)
   } else {
     give_registers<Traits::kLoaderRegisters>();
     if (warp >= Traits::kLoaderWarps) {
+      if (segments && warp == Traits::kLoaderWarps) {
+        CombineRole<true>{.p = p, .shared = shared}.run();
+      } else if (segments && p.state->num_combinations > 0) {
+        sync_threads(Traits::kValuesFree, 32 * (Traits::kStateWarps + Traits::kStateGroups));
+      }
       ValueRole<T, kUnaligned>{.p = p, .shared = shared, .group = warp - Traits::kLoaderWarps}
           .run();
       return;
     }
-    const SlabState state = *p.state;
+    auto* slab = reinterpret_cast<SlabState*>(scan_storage + Traits::kSlab);
+    if (warp == 0) copy_slab(p, *slab, planned, fresh_lane());
     LoaderRole<T, kUnaligned>{
         .p = p,
         .shared = shared,
         .item_slots = reinterpret_cast<ScanItem*>(scan_storage + Traits::kItems),
         .warp = warp,
-        .sequences = state.sequences,
-        .segment_chunks = state.segment_chunks,
-        .num_items = state.num_parts * p.call.heads.state,
-        .cut_items = state.cut_items}
+        .slab = *slab,
+        .waits = planned}
         .run();
   }
 }

@@ -29,6 +29,23 @@ __device__ __forceinline__ int item_field(uint32_t item, size_t offset) {
 }
 #define GDN_ITEM(item, field) item_field(item, offsetof(ScanItem, field))
 
+// Tickets of a kernel's blocks, by a whole warp of each.
+struct Tickets {
+  bool drawn = false;
+
+  // first_by_block: the first one is the block's number, which costs no trip to memory. Not where a
+  // block waits for what an earlier ticket does: that block has to run already.
+  __device__ __forceinline__ int32_t draw(int32_t* counter, bool first_by_block, int lane) {
+    if (first_by_block && !drawn) {
+      drawn = true;
+      return blockIdx.x;
+    }
+    int32_t ticket = 0;
+    if (lane == 0) ticket = atomicAdd(counter, 1);
+    return __shfl_sync(kFullWarp, ticket, 0) + (first_by_block ? gridDim.x : 0);
+  }
+};
+
 // Rows of the chunk that hold tokens of the sequence.
 struct RowRange {
   int first;

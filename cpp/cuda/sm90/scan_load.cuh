@@ -15,15 +15,14 @@ struct LoaderRole {
   uint32_t shared;
   ScanItem* item_slots;
   int warp;
-  SlabSequences sequences;
-  int32_t segment_chunks;
-  int32_t num_items;
-  int32_t cut_items;
+  const SlabState& slab;  // in shared memory, for warp 0
+  bool waits;             // for prepare, after the first item is known
+  bool drawn = false;     // a ticket
   Piece piece;
   Ring<Traits::kItemStages> items;
   Ring<Traits::kKeyStages> keys;
-  Ring<Traits::kQueryStages> queries;
-  Ring<Traits::kInverseStages> inverses;
+  Ring<Traits::kQueryStages> queries;  // and of That
+  static_assert(Traits::kInverseStages == Traits::kQueryStages);
   Ring<Traits::kGateStages> gates;
 
   static __device__ __forceinline__ void sync() {
@@ -34,10 +33,12 @@ struct LoaderRole {
   __device__ __forceinline__ void draw_item(ScanItem& item) {
     const int lane = fresh_lane();
     for (;;) {
-      const PieceLine line = {.p = p, .all = sequences, .items = cut_items};
+      const SlabSequences sequences = slab.sequences;
+      const int32_t cut_items = slab.cut_items;
       if (piece.at < piece.end) {
         Part part;
         int32_t head;
+        const PieceLine line = {.p = p, .all = sequences, .items = cut_items};
         if (!line.next(piece, part, &head)) continue;
         if (lane == 0) {
           make_item(p, part, sequences.slab, head, item);
@@ -45,26 +46,42 @@ struct LoaderRole {
         }
         return;
       }
-      int32_t ticket = 0;
-      if (lane == 0) ticket = atomicAdd(&p.state->next_item, 1);
-      ticket = __shfl_sync(kFullWarp, ticket, 0);
+      int32_t ticket = blockIdx.x;
+      // The first ticket is the block's number, which costs no trip to memory. Not where a block
+      // waits for what an earlier ticket does: that block has to run already.
+      if (drawn || cut_items > 0) {
+        if (waits) await_prepare_alone();
+        if (lane == 0) ticket = atomicAdd(&p.state->next_item, 1);
+        ticket = __shfl_sync(kFullWarp, ticket, 0) + (cut_items > 0 ? 0 : gridDim.x);
+      }
+      drawn = true;
       if (cut_items > 0) {
         if (ticket < p.pieces.count) {
+          const PieceLine line = {.p = p, .all = sequences, .items = cut_items};
           piece = line.begin(p.pieces.count - 1 - ticket, lane);
           continue;
         }
         ticket += cut_items - p.pieces.count;
       }
-      if (ticket >= num_items) {
+      const bool halves = slab.halves != 0;
+      const int32_t heads = p.call.heads.state, number = halves ? ticket >> 1 : ticket;
+      if (number >= slab.num_parts * heads) {
         if (lane == 0) item.chunks = 0;
         return;
       }
-      const int32_t heads = p.call.heads.state;
-      const Part part = find_part(p, sequences, segment_chunks, ticket / heads, lane);
+      const Part part = find_part(p, sequences, slab.segment_chunks, number / heads, lane);
       if (!part.sequence.live()) continue;
-      if (lane == 0) make_item(p, part, sequences.slab, ticket % heads, item);
+      if (lane == 0) {
+        make_item(p, part, sequences.slab, number % heads, item);
+        if (halves) item.half = ticket & 1;
+      }
       return;
     }
+  }
+  // prepare resets the counter of tickets.
+  __device__ __forceinline__ void await_prepare_alone() {
+    dependency_wait();
+    waits = false;
   }
 
   // The state of an item comes from far: it is on its way to L2 before the item is reached.
@@ -128,12 +145,12 @@ struct LoaderRole {
     __syncwarp();
 
     if (warp == 0) {
-      barrier_wait(shared + inverses.of(Traits::kInverseEmpty), inverses.parity ^ 1);
+      barrier_wait(shared + queries.of(Traits::kInverseEmpty), queries.parity ^ 1);
       if (fresh_lane() == 0) {
-        const uint32_t full = shared + inverses.of(Traits::kInverseFull);
+        const uint32_t full = shared + queries.of(Traits::kInverseFull);
         barrier_arrive_expect(full, kInverseBytes);
         load_inverse(p.inverses + record * kInverseBytes,
-                     shared + Traits::kInverses + inverses.stage * kPanel, full);
+                     shared + Traits::kInverses + queries.stage * kPanel, full);
       }
       __syncwarp();
     }
@@ -154,8 +171,25 @@ struct LoaderRole {
     __syncwarp();
     keys.advance();
     queries.advance();
-    inverses.advance();
     gates.advance();
+  }
+
+  // What does not come from prepare is on its way to L2 meanwhile.
+  __device__ __forceinline__ void await_prepare(uint32_t item, int chunks) {
+    if (warp == 0 && fresh_lane() == 0) {
+#pragma unroll 1
+      for (int chunk = 0; chunk < min(chunks, Traits::kQueryStages); ++chunk) {
+        const int token = GDN_ITEM(item, origin) + chunk * static_cast<int>(kChunk);
+        for (int x = 0; x < kDim; x += 64) {
+          tensor_prefetch(&p.k_map, x, GDN_ITEM(item, k_head), token);
+          tensor_prefetch(&p.q_map, x, GDN_ITEM(item, q_head), token);
+          tensor_prefetch(&p.v_map, x, GDN_ITEM(item, v_head), token);
+        }
+      }
+    }
+    __syncwarp();
+    dependency_wait();
+    waits = false;
   }
 
   __device__ __forceinline__ void run() {
@@ -173,6 +207,7 @@ struct LoaderRole {
       const int chunks = GDN_ITEM(item, chunks);
       if (chunks == 0) break;
       prefetch_state(slot, thread);
+      if (waits) await_prepare(item, chunks);
 #pragma unroll 1
       for (auto at = begin_chunks<kUnaligned>(item, chunks); at.chunk < chunks;
            at.advance(p.call.grid)) {

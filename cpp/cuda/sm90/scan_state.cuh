@@ -294,7 +294,29 @@ struct StateRole {
     const int64_t at = row * pool.row_stride + GDN_ITEM(item, head) * (kDim * kDim);
     const int bytes = pool.dtype == DType::kFloat32 ? 4 : 2;
     store_state(s, static_cast<char*>(pool.data) + at * bytes, pool.dtype,
-                state_offset(group, warp, fresh_lane()));
+                state_offset(rows(item), warp, fresh_lane()));
+  }
+
+  // The 64 rows of V that this warpgroup has of an item.
+  __device__ __forceinline__ int rows(uint32_t item) const {
+    const int half = GDN_ITEM(item, half);
+    return half < 0 ? group : half;
+  }
+
+  // A chunk of which the other warpgroup has the rows: what is released by all is released.
+  __device__ __forceinline__ void pass_chunk() {
+    const auto pass = [&](uint32_t full, uint32_t empty, uint32_t parity) {
+      barrier_wait(shared + full, parity);
+      if (fresh_lane() == 0) barrier_arrive(shared + empty);
+    };
+    pass(keys.of(Traits::kKeyFull), keys.of(Traits::kKeyEmpty), keys.parity);
+    pass(queries.of(Traits::kQueryFull), queries.of(Traits::kQueryEmpty), queries.parity);
+    pass(pairs.of(Traits::kXFull), pairs.of(Traits::kXEmpty), pairs.parity);
+    pass(pairs.of(Traits::kRFull), pairs.of(Traits::kREmpty), pairs.parity);
+    keys.advance();
+    queries.advance();
+    gates.advance();
+    pairs.advance();
   }
 
   __device__ __forceinline__ uint32_t item() const {
@@ -318,6 +340,16 @@ struct StateRole {
     }
     __syncwarp();
   }
+  // The combination has formed this warp's 16 rows of the state before the segment.
+  __device__ __forceinline__ void await_steps(uint32_t item) const {
+    const int steps = GDN_ITEM(item, steps);
+    if (steps == 0) return;
+    if (fresh_lane() == 0) {
+      const int32_t* done = p.segments.steps + GDN_ITEM(item, chain) + 4 * rows(item) + warp;
+      while (load_acquire(done) < steps) __nanosleep(50);
+    }
+    __syncwarp();
+  }
   __device__ __forceinline__ void announce_state(int32_t piece) const {
     if (piece < 0) return;
     __threadfence();
@@ -327,9 +359,10 @@ struct StateRole {
 
   __device__ __forceinline__ void run_chunks(float (&s)[64], uint32_t item, int chunks) {
     await_state(GDN_ITEM(item, awaited));
+    await_steps(item);
     load_state(
         s, reinterpret_cast<const void*>(load_shared_u64(item + offsetof(ScanItem, state_in))),
-        static_cast<DType>(GDN_ITEM(item, dtype_in)), state_offset(group, warp, fresh_lane()));
+        static_cast<DType>(GDN_ITEM(item, dtype_in)), state_offset(rows(item), warp, fresh_lane()));
     int page_end = GDN_ITEM(item, page_end);
     int checkpoint = 0;
     uint32_t a[32], o[16];
@@ -350,7 +383,18 @@ struct StateRole {
     hand_over(o, pairs.stage ^ 1);
   }
 
+  // All items are halves: nothing for the second warpgroup.
+  __device__ __forceinline__ void run_idle() {
+    for (int chunks = begin_item(); chunks > 0; chunks = begin_item()) {
+#pragma unroll 1
+      for (int chunk = 0; chunk < chunks; ++chunk) pass_chunk();
+      if (fresh_lane() == 0) barrier_arrive(shared + items.of(Traits::kItemEmpty));
+      items.advance();
+    }
+  }
+
   __device__ __forceinline__ void run() {
+    if (group > 0 && begin_item() > 0 && GDN_ITEM(item(), half) >= 0) return run_idle();
     for (int chunks = begin_item(); chunks > 0;) {
       const uint32_t done = item(), done_empty = shared + items.of(Traits::kItemEmpty);
       float s[64];
@@ -361,7 +405,7 @@ struct StateRole {
           reinterpret_cast<void*>(load_shared_u64(done + offsetof(ScanItem, state_out)));
       if (state_out != nullptr) {
         store_state(s, state_out, static_cast<DType>(GDN_ITEM(done, dtype_out)),
-                    state_offset(group, warp, fresh_lane()));
+                    state_offset(rows(done), warp, fresh_lane()));
       }
       announce_state(GDN_ITEM(done, announced));
       __syncwarp();

@@ -29,6 +29,10 @@ struct ValueRole {
   __device__ __forceinline__ uint32_t place(int stage) const {
     return shared + Traits::kValues + (stage * Traits::kStateGroups + group) * kPanel;
   }
+  __device__ __forceinline__ int column(uint32_t item) const {
+    const int half = GDN_ITEM(item, half);
+    return 64 * (half < 0 ? group : half);
+  }
   __device__ __forceinline__ uint32_t barrier(uint32_t first, int stage) const {
     return shared + first + 8 * (group * Traits::kPairStages + stage);
   }
@@ -37,7 +41,7 @@ struct ValueRole {
     const uint32_t full = barrier(Traits::kValueFull, stage);
     const int token = at.token();
     barrier_arrive_expect(full, kPanel);
-    tensor_load(place(stage), &p.v_map, 64 * group, GDN_ITEM(at.item, v_head), token, full);
+    tensor_load(place(stage), &p.v_map, column(at.item), GDN_ITEM(at.item, v_head), token, full);
   }
 
   // Valid rows alone, where not all rows of a chunk are its sequence's.
@@ -46,7 +50,7 @@ struct ValueRole {
     const int lane = fresh_lane();
     const Tensor& output = p.call.output;
     auto* target = static_cast<T*>(const_cast<void*>(output.data)) +
-                   GDN_ITEM(item, head) * output.head_stride + 64 * group + 8 * (lane & 7);
+                   GDN_ITEM(item, head) * output.head_stride + column(item) + 8 * (lane & 7);
 #pragma unroll 1
     for (int row = lane >> 3; row < kChunk; row += 4) {
       if (!rows.valid(row)) continue;
@@ -64,7 +68,8 @@ struct ValueRole {
     if (!rows.whole()) {
       store_rows(of.at.item, token, rows, place(stage));
     } else if (fresh_lane() == 0) {
-      tensor_store(&p.output_map, 64 * group, GDN_ITEM(of.at.item, head), token, place(stage));
+      tensor_store(&p.output_map, column(of.at.item), GDN_ITEM(of.at.item, head), token,
+                   place(stage));
       bulk_commit();
       bulk_wait_read();
     }
@@ -78,6 +83,10 @@ struct ValueRole {
       const uint32_t item = shared + Traits::kItems + items.stage * sizeof(ScanItem);
       const int chunks = GDN_ITEM(item, chunks);
       if (chunks == 0) break;
+      if (group > 0 && GDN_ITEM(item, half) >= 0) {  // the other group has all rows
+        if (fresh_lane() == 0) barrier_arrive(shared + items.of(Traits::kItemEmpty));
+        continue;
+      }
 #pragma unroll 1
       for (auto at = begin_chunks<kUnaligned>(item, chunks); at.chunk < chunks;
            at.advance(p.call.grid)) {

@@ -35,6 +35,17 @@ __device__ __forceinline__ SlabSequences slab_sequences(const HopperParams& p, i
   return {.slab = slab, .first = first, .count = last - first + 1};
 }
 
+// The plan's sequences on their way to L1, before a kernel waits for the one in front of it: that
+// has waited for the plan.
+__device__ __forceinline__ void request_sequences(const HopperParams& p, int lane) {
+  [[maybe_unused]] int32_t unused;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(unused) : "l"(p.call.plan));
+  const SequenceEntry* entry = p.call.entries + lane;
+  if (lane < p.call.entry_bound) {
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(unused) : "l"(entry));
+  }
+}
+
 // Chunks of a sequence in the slab; none of a dead one.
 __device__ __forceinline__ int32_t live_chunks(const ChunkGrid& grid, const SequenceEntry& s,
                                                SlabRange slab) {
@@ -210,7 +221,7 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
   item.q_head = p.heads.q_of(head);
   item.k_head = p.heads.k_of(head);
   item.v_head = p.heads.v_of(head);
-  item.awaited = item.announced = -1;
+  item.awaited = item.announced = item.half = -1;
 
   const int32_t passed = p.grid.page_ends(sequence.first_checkpoint, done);
   item.page_end =
@@ -232,6 +243,8 @@ __device__ __forceinline__ void make_item(const HopperParams& params, const Part
           : pool_state(p.output_state, sequence.write_row, head);
   item.dtype_out = static_cast<int32_t>(handed_over ? DType::kFloat32 : p.output_state.dtype);
   if (part.index + 1 < part.count) item.state_out = nullptr;
+  item.chain = ((part.place - part.index) * p.heads.state + head) * ScanTraits::kStateWarps;
+  item.steps = params.segments.steps && part.index > 1 ? part.index - 1 : 0;
 }
 
 }  // namespace gdn::sm90

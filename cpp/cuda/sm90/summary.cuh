@@ -29,25 +29,42 @@ struct SummaryLoader {
   SlabSequences sequences;
   int32_t segment_chunks;
   int32_t num_items;
+  int32_t pieces;  // that items are shared out in; 0: they are whole
+  Tickets tickets;
+  SummaryPiece piece;
   Ring<Traits::kItemStages> items;
   Ring<Traits::kStages> stages;
 
   static __device__ __forceinline__ void sync() { sync_threads(Traits::kLoaderSync, 128); }
 
   // By warp 0: the next item, or the end.
-  __device__ __forceinline__ void draw_item(SummaryItem& item) const {
+  __device__ __forceinline__ void draw_item(SummaryItem& item) {
     const int lane = fresh_lane();
-    int32_t ticket = 0;
-    if (lane == 0) ticket = atomicAdd(&p.state->next_summary, 1);
-    ticket = __shfl_sync(kFullWarp, ticket, 0);
-    if (ticket >= num_items) {
-      if (lane == 0) item.part.chunks = 0;
-      return;
+    const SummaryLine line = {.items = num_items, .length = segment_chunks, .pieces = pieces};
+    int32_t number = -1;
+    ChunkSpan span = {0, segment_chunks};
+    while (number < 0) {
+      if (!piece.finished()) {
+        const int32_t next = piece.item;
+        span = piece.next(line);
+        if (span.begin < span.end) number = next;
+        continue;
+      }
+      const int32_t ticket = tickets.draw(&p.state->next_summary, pieces == 0, lane);
+      if (ticket >= (pieces > 0 ? pieces : num_items)) {
+        if (lane == 0) item.part.chunks = 0;
+        return;
+      }
+      // A piece waits for the next one, which an earlier ticket has drawn.
+      if (pieces == 0) number = ticket;
+      if (pieces > 0) piece.begin(line, pieces - 1 - ticket);
     }
     const int32_t heads = p.call.heads.state;
-    const Found found = find_cut_part<true>(p, sequences, segment_chunks, ticket / heads, lane);
+    const Found found = find_cut_part<true>(p, sequences, segment_chunks, number / heads, lane);
     if (lane == 0) {
-      make_summary_item(p, found, sequences, segment_chunks, ticket % heads, item);
+      make_summary_item(p, found, sequences, segment_chunks, number % heads, span, item);
+      if (span.begin > 0) item.part.awaited = piece.number + 1;
+      if (span.end < segment_chunks) item.part.announced = piece.number;
     }
   }
 
@@ -247,40 +264,79 @@ struct SummaryState {
     return total == 0.0f;
   }
 
+  // The state of a piece's first item, for the block that goes on with it, and whether that held a
+  // reset so far.
+  __device__ __forceinline__ float* piece_state(int32_t piece) const {
+    return p.pieces.states + static_cast<int64_t>(piece) * (kDim * kDim);
+  }
+  __device__ __forceinline__ int32_t* written(int32_t piece) const {
+    return p.pieces.written + piece * ScanTraits::kStateWarps + 4 * group + warp;
+  }
+  __device__ __forceinline__ bool take_over(float (&s)[64], int32_t piece) const {
+    int32_t found;
+    while ((found = load_acquire(written(piece))) == 0) __nanosleep(100);
+    __syncwarp();
+    load_state(s, piece_state(piece), DType::kFloat32, state_offset(group, warp, fresh_lane()));
+    return found == 2;
+  }
+  __device__ __forceinline__ void hand_over(const float (&s)[64], int32_t piece, bool reset) const {
+    store_state(s, piece_state(piece), DType::kFloat32, state_offset(group, warp, fresh_lane()));
+    __threadfence();
+    __syncwarp();
+    if (fresh_lane() == 0) store_release(written(piece), reset ? 2 : 1);
+  }
+
+  // The first chunks of a segment start it, and leave a copy of what the scan may overwrite.
+  __device__ __forceinline__ void start(float (&s)[64], uint32_t item, int rows,
+                                        bool transition) const {
+    if (transition) return load_identity(s, rows, warp, fresh_lane());
+    const int offset = state_offset(rows, warp, fresh_lane());
+    load_state(s,
+               reinterpret_cast<const void*>(load_shared_u64(item + offsetof(ScanItem, state_in))),
+               static_cast<DType>(GDN_ITEM(item, dtype_in)), offset);
+    if (item_field(item, offsetof(SummaryItem, copied)) != 0) {
+      store_state(
+          s, reinterpret_cast<void*>(load_shared_u64(item + offsetof(SummaryItem, state_copy))),
+          DType::kFloat32, offset);
+    }
+  }
+
+  __device__ __forceinline__ void finish(const float (&s)[64], uint32_t item, int rows,
+                                         bool transition, bool reset) const {
+    const int lane = fresh_lane();
+    if (!transition) {
+      return store_state(
+          s, reinterpret_cast<void*>(load_shared_u64(item + offsetof(ScanItem, state_out))),
+          DType::kFloat32, state_offset(rows, warp, lane));
+    }
+    store_transition(
+        s, reinterpret_cast<uint4*>(load_shared_u64(item + offsetof(SummaryItem, transition))),
+        4 * rows + warp, lane);
+    if (warp == 0 && lane == 0) {
+      *reinterpret_cast<int32_t*>(load_shared_u64(item + offsetof(SummaryItem, reset))) = reset;
+    }
+  }
+
   __device__ __forceinline__ void run_item(uint32_t item, int chunks) {
     const int half = item_field(item, offsetof(SummaryItem, half));
     const bool first = half < 0, transition = !first && group == 1;
     const int rows = first ? group : half;
+    const int awaited = GDN_ITEM(item, awaited), announced = GDN_ITEM(item, announced);
     float s[64];
-    if (transition) {
-      load_identity(s, rows, warp, fresh_lane());
-    } else {
-      const int offset = state_offset(rows, warp, fresh_lane());
-      load_state(
-          s, reinterpret_cast<const void*>(load_shared_u64(item + offsetof(ScanItem, state_in))),
-          static_cast<DType>(GDN_ITEM(item, dtype_in)), offset);
-      if (item_field(item, offsetof(SummaryItem, copied)) != 0) {
-        store_state(
-            s, reinterpret_cast<void*>(load_shared_u64(item + offsetof(SummaryItem, state_copy))),
-            DType::kFloat32, offset);
-      }
-    }
     bool reset = false;
+    if (awaited >= 0) {
+      reset = take_over(s, awaited);
+    } else {
+      start(s, item, rows, transition);
+    }
 #pragma unroll 1
     for (auto at = begin_chunks<true>(item, chunks); at.chunk < chunks; at.advance(p.call.grid)) {
       reset |= advance(s, at.rows(p.call.grid), rows, transition);
     }
-    const int lane = fresh_lane();
-    if (transition) {
-      store_transition(
-          s, reinterpret_cast<uint4*>(load_shared_u64(item + offsetof(SummaryItem, transition))),
-          4 * rows + warp, lane);
-      if (warp == 0 && lane == 0) {
-        *reinterpret_cast<int32_t*>(load_shared_u64(item + offsetof(SummaryItem, reset))) = reset;
-      }
+    if (announced >= 0) {
+      hand_over(s, announced, reset);
     } else {
-      store_state(s, reinterpret_cast<void*>(load_shared_u64(item + offsetof(ScanItem, state_out))),
-                  DType::kFloat32, state_offset(rows, warp, lane));
+      finish(s, item, rows, transition, reset);
     }
   }
 
@@ -327,11 +383,22 @@ __global__ void __launch_bounds__(SummaryTraits::kThreads, 1)
     store_shared4(shared + i, {});
   }
   fence_async_proxy();
+  if (warp_id == 0) request_sequences(p, fresh_lane());
+  if (threadIdx.x == 32) {
+    prefetch_tensor_map(&p.k_map);
+    prefetch_tensor_map(&p.v_map);
+  }
   __syncthreads();
   dependency_wait();
   allow_dependents();
   const SlabState state = *p.state;
   if (state.segment_chunks == 0) return;
+  const int counters =
+      p.segments.steps ? p.segments.capacity * p.call.heads.state * ScanTraits::kStateWarps : 0;
+  for (int i = blockIdx.x * Traits::kThreads + threadIdx.x; i < counters;
+       i += gridDim.x * Traits::kThreads) {
+    p.segments.steps[i] = 0;
+  }
 
   if (group < Traits::kStateGroups) {
     take_registers<Traits::kStateRegisters>();
@@ -347,7 +414,8 @@ __global__ void __launch_bounds__(SummaryTraits::kThreads, 1)
                      .warp = warp,
                      .sequences = state.sequences,
                      .segment_chunks = state.segment_chunks,
-                     .num_items = state.num_summaries * p.call.heads.state}
+                     .num_items = state.num_summaries * p.call.heads.state,
+                     .pieces = state.summary_pieces}
         .run();
   }
 }

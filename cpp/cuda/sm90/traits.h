@@ -47,12 +47,15 @@ struct alignas(16) ScanItem {
   int32_t checkpoint;    // entry of that page end
   int32_t awaited;       // piece whose block leaves the state to begin with; -1: none
   int32_t announced;     // own piece, where another block continues; -1: none
+  int32_t chain;         // of a cut sequence and head: index into SegmentParams::steps, and of the
+  int32_t steps;         // combination's steps those that this segment waits for
+  int32_t half;          // 0, 1: 64 rows of V alone, by the first state warpgroup; -1: all rows
   const void* state_in;  // [128, 128] of this head; null: zero
   void* state_out;       // null: not stored
   int32_t dtype_in;      // DType
   int32_t dtype_out;
 };
-static_assert(sizeof(ScanItem) == 80);
+static_assert(sizeof(ScanItem) == 96);
 
 // Chunks of one slab, numbered over all sequences.
 struct SlabRange {
@@ -77,12 +80,16 @@ struct alignas(16) SlabState {
   int32_t segment_chunks;  // chunks per segment; 0: no sequence is cut
   int32_t num_parts;       // segments and whole sequences
   SlabSequences sequences;
-  int32_t num_summaries;  // items of the summary per head
-  int32_t cut_items;      // items of the scan that are cut into a piece a block (pieces.cuh)
+  int32_t num_summaries;     // items of the summary per head
+  int32_t cut_items;         // items of the scan that are cut into a piece a block (pieces.cuh)
+  int32_t next_combination;  // ticket of the combination
+  int32_t num_combinations;
+  int32_t summary_pieces;  // not 0: the summary shares its items out in so many pieces
+  int32_t halves;          // not 0: an item of the scan is 64 rows of V
   int32_t unused[2];
   uint16_t segments[kMaxCutSequences];  // of each sequence, where some are cut
 };
-static_assert(sizeof(SlabState) == 48 + 2 * kMaxCutSequences);
+static_assert(sizeof(SlabState) == 64 + 2 * kMaxCutSequences);
 
 inline constexpr int kTransitionVectors = 8 * 16 * 32;  // of 16 bytes: one M
 
@@ -91,6 +98,8 @@ struct SegmentParams {
   float* states;       // [capacity, H, 128, 128]: N of the segment before, then the state before
   uint4* transitions;  // [capacity, H, 8, 16, 32]: M, as B fragments in two parts (combine.cuh)
   int32_t* resets;     // [capacity, H]: not 0: M is zero, whatever the state is
+  int32_t* steps;  // [capacity, H, 8]: steps done of 16 rows, at a sequence's first segment; null:
+                   // the scan does not combine
   int32_t capacity;    // segments of the sequences that are cut; 0: none is
   int32_t num_blocks;  // multiprocessors
   int32_t min_chunks;  // of a segment
@@ -102,11 +111,11 @@ struct SegmentParams {
   bool mapped;  // its own map is asked for, so the last one has one too
 };
 
-// Where the scan shares items out in pieces.
+// Where the scan or the summary shares items out in pieces.
 struct PieceParams {
   float* states;     // [count, 128, 128]: the state where the first item of a piece is cut
-  int32_t* written;  // [count, state warps]: the warp's part of it is there
-  int32_t count;     // blocks of the scan; 0: no item is cut
+  int32_t* written;  // [count, state warps]: not 0: the warp's part of it is there
+  int32_t count;     // blocks; 0: no item is cut
 };
 
 // By value to all kernels.
@@ -139,8 +148,8 @@ struct ScanTraits {
   static constexpr int kThreads = 128 * (kStateGroups + 2);
   // NOTE: below 176 registers the state role spills (nvcc 13.0). The sum is 512, all of an SM.
   static constexpr int kStateRegisters = 176;
-  static constexpr int kAuxRegisters = 120;
-  static constexpr int kLoaderRegisters = 40;
+  static constexpr int kAuxRegisters = 112;
+  static constexpr int kLoaderRegisters = 48;
   static constexpr int kLoaderWarps = 2;  // of its warpgroup; then a value warp a state group
 
   static constexpr int kKeyStages = 4;
@@ -177,10 +186,13 @@ struct ScanTraits {
   static constexpr int kREmpty = kRFull + 8 * kPairStages;
   static constexpr int kItemFull = kREmpty + 8 * kPairStages;
   static constexpr int kItemEmpty = kItemFull + 8 * kItemStages;
-  static constexpr int kSharedBytes = kItemEmpty + 8 * kItemStages;
+  static constexpr int kSlab = kItemEmpty + 8 * kItemStages;  // SlabState
+  static constexpr int kSharedBytes = kSlab + static_cast<int>(sizeof(SlabState));
 
   // Named barrier; 0 is __syncthreads.
   static constexpr int kLoaderSync = 1;
+  static constexpr int kCombineSync = 2;
+  static constexpr int kValuesFree = 3;
 };
 static_assert(ScanTraits::kSharedBytes <= 232448);
 static_assert(2 * ScanTraits::kStateRegisters + ScanTraits::kAuxRegisters +
