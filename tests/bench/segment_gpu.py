@@ -1,16 +1,18 @@
 """One prompt over two GPUs: its two halves as segments, against one GPU that runs all of it.
 
-    python tests/bench/segment_gpu.py [--heads 16/64] [--tokens 131072] [--share 0.5]
+    python tests/bench/segment_gpu.py [--heads 16/64] [--tokens 131072] [--share 0.5] [--groups 2]
 
 With two GPUs: the wall time of both, and the two passes that an exchange of states takes. With one:
 the time of every step of either GPU, one after the other on the same device, and what they add up
 to if the devices ran side by side, which is printed as a prediction. Microseconds; the median of
-several runs. `--share` is the first GPU's part of the tokens.
+several runs. `--share` is the first GPU's part of the tokens, `--groups` the calls that the heads
+are shared out to, so that one group's state is on its way while the next one begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +78,22 @@ class Tokens:
             "output": self.output,
         }
 
+    def group(self, i: int, groups: int) -> Tokens:
+        """Views of one of so many groups of heads."""
+        part = Tokens.__new__(Tokens)
+        part.device, part.begin = self.device, self.begin
+        part.heads = (self.heads[0] // groups, self.heads[1] // groups)
+
+        def of(x: torch.Tensor, dim: int = 1) -> torch.Tensor:
+            return x.chunk(groups, dim)[i]
+
+        part.pool, part.output, part.state = of(self.pool), of(self.output), of(self.state, 0)
+        operands = {name: of(x) for name, x in self.operands.items()}
+        part.arguments = self.arguments | operands | {
+            "state_pool": part.pool, "output": part.output,
+        }  # fmt: skip
+        return part
+
     def prefill(self) -> None:
         gdn_paged.chunk_gated_delta_rule_paged(**self.arguments)
 
@@ -111,18 +129,24 @@ def wall(call: Callable[[], Any]) -> float:
     return sorted(times[1:])[len(times) // 2]
 
 
-def run_both(parts: list[Tokens]) -> None:
-    """Begin on both, the state of the first to the second, finish on both."""
-    segments = [part.begin_segment(last=part is parts[-1]) for part in parts]
-    first, second = parts
-    done = torch.cuda.Event()
-    with torch.cuda.device(first.device):
-        done.record()
-    with torch.cuda.device(second.device):
-        torch.cuda.current_stream().wait_event(done)
-        second.state.copy_(segments[0].offset, non_blocking=True)
-    segments[0].finish()
-    segments[1].finish()
+def run_both(first: list[Tokens], second: list[Tokens]) -> None:
+    """Groups of heads of the two segments: begin on both devices, the first one's states to the
+    second, finish on both. The first group's state is on its way while the next one begins."""
+    begun, ready = [], []
+    with torch.cuda.device(first[0].device):
+        for part in first:
+            begun.append(part.begin_segment(last=False))
+            ready.append(torch.cuda.Event())
+            ready[-1].record()
+    waiting = [part.begin_segment(last=True) for part in second]
+    with torch.cuda.device(second[0].device):
+        for i, part in enumerate(second):
+            torch.cuda.current_stream().wait_event(ready[i])
+            part.state.copy_(begun[i].offset, non_blocking=True)
+            waiting[i].finish()
+    with torch.cuda.device(first[0].device):
+        for segment in begun:
+            segment.finish()
 
 
 def relative(x: torch.Tensor, expected: torch.Tensor) -> float:
@@ -130,9 +154,8 @@ def relative(x: torch.Tensor, expected: torch.Tensor) -> float:
     return ((x - expected).norm() / expected.norm()).item()
 
 
-def steps_of(parts: list[Tokens]) -> dict[str, float]:
+def steps_of(first: Tokens, second: Tokens) -> dict[str, float]:
     """Each step alone, on one device."""
-    first, second = parts
     times = {
         "begin first": timed(lambda: first.begin_segment(last=False)),
         "begin last": timed(lambda: second.begin_segment(last=True)),
@@ -140,22 +163,33 @@ def steps_of(parts: list[Tokens]) -> dict[str, float]:
     for name, part, last in (("finish first", first, False), ("finish last", second, True)):
         both = timed(lambda part=part, last=last: part.begin_segment(last=last).finish())
         times[name] = both - times[name.replace("finish", "begin")]
-    second_map = second.begin_segment(last=False)
+    middle = second.begin_segment(last=False)
     times["begin middle"] = timed(lambda: second.begin_segment(last=False))
-    maps = second_map.transition[None], second_map.offset[None]
+    maps = middle.transition[None], middle.offset[None]
     times["combine"] = timed(
         lambda: gdn_paged.segment_combine(*maps, initial_state=first.state, state=second.state)
     )
-    times["prefill half"] = timed(first.prefill)
     return times
 
 
-def measure(heads: tuple[int, int], tokens: int, share: float) -> None:
+def predicted(times: dict[str, float], groups: int, heads: int) -> float:
+    """When both devices are done, if the steps of `times` ran side by side."""
+    transfer = heads * DIM * DIM * 4 / 200e3 + 10  # the copy of a state at 200 GB/s, and a launch
+    first_done = groups * (times["begin first"] + times["finish first"])
+    second = groups * times["begin last"]
+    for i in range(groups):
+        arrival = (i + 1) * times["begin first"] + transfer
+        second = max(second, arrival) + times["finish last"]
+    return max(first_done, second)
+
+
+def measure(heads: tuple[int, int], tokens: int, share: float, groups: int) -> None:
     devices = (0, 1) if torch.cuda.device_count() > 1 else (0, 0)
     cut = round(tokens * share / PAGE_SIZE) * PAGE_SIZE
     parts = [Tokens(devices[0], heads, 0, cut), Tokens(devices[1], heads, cut, tokens)]
     whole = Tokens.joined(parts)
-    run_both(parts)
+    first, second = ([part.group(i, groups) for i in range(groups)] for part in parts)
+    run_both(first, second)
     whole.prefill()
     errors = [
         relative(parts[0].output, whole.output[:cut]),
@@ -163,18 +197,15 @@ def measure(heads: tuple[int, int], tokens: int, share: float) -> None:
         relative(parts[1].pool, whole.pool[cut // PAGE_SIZE :]),
     ]
     one = timed(whole.prefill)
-    name = f"{heads[0]}/{heads[1]}, {cut} + {tokens - cut} tokens"
+    name = f"{heads[0]}/{heads[1]} in {groups}, {cut} + {tokens - cut} tokens"
     print(f"{name}: one GPU {one:.0f}; differs by " + " ".join(f"{x:.1e}" for x in errors))
     if devices[1] > 0:
-        two = wall(lambda: run_both(parts))
+        two = wall(lambda: run_both(first, second))
         print(f"  two GPUs {two:.0f}: {two / one:.3f}", flush=True)
         return
-    times = steps_of(parts)
+    times = steps_of(first[0], second[0])
     print("  " + ", ".join(f"{step} {time:.0f}" for step, time in times.items()))
-    # A copy of the state over NVLink at 200 GB/s, and a launch.
-    transfer = heads[1] * DIM * DIM * 4 / 200e3 + 10
-    arrival = max(times["begin first"] + transfer, times["begin last"])
-    two = max(times["begin first"] + times["finish first"], arrival + times["finish last"])
+    two = predicted(times, groups, heads[1] // groups)
     print(f"  prediction for two GPUs {two:.0f}: {two / one:.3f}", flush=True)
 
 
@@ -183,13 +214,13 @@ def main() -> None:
     parser.add_argument("--heads", nargs="*", default=["16/64", "2/8"])
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--share", type=float, nargs="*", default=[0.5])
+    parser.add_argument("--groups", type=int, nargs="*", default=[1, 2])
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no GPU")
-    for heads in options.heads:
-        for share in options.share:
-            measure(tuple(map(int, heads.split("/"))), options.tokens, share)
-            torch.cuda.empty_cache()
+    for heads, share, groups in itertools.product(options.heads, options.share, options.groups):
+        measure(tuple(map(int, heads.split("/"))), options.tokens, share, groups)
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
