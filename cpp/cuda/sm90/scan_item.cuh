@@ -56,7 +56,7 @@ struct RowRange {
 };
 
 // Where a role stands in an item. kUnaligned: a page may end in a shorter chunk.
-// NOTE: two kernels, because these few instructions in all roles cost the scan 7 % (H200).
+// NOTE: two kernels, as the arithmetic of the second in all roles costs 1024x8 8/32 3 % (H200).
 template <bool kUnaligned>
 struct ItemChunk;
 
