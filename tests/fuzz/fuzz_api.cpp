@@ -13,6 +13,7 @@ constexpr void (*kOperations[])(gdn_fuzz::Bytes&) = {
     gdn_fuzz::prefill_paged, gdn_fuzz::prefill_slots, gdn_fuzz::decode_paged,
     gdn_fuzz::decode_slots,  gdn_fuzz::page_table,    gdn_fuzz::page_stats,
     gdn_fuzz::verify,        gdn_fuzz::report_text,   gdn_fuzz::names,
+    gdn_fuzz::segment,
 };
 constexpr int64_t kCount = sizeof kOperations / sizeof *kOperations;
 

@@ -169,10 +169,7 @@ void give_workspace(Params* p) {
   if (gdn_prefill_workspace_size(&query, &bytes) == GDN_OK) p->workspace_bytes = bytes;
 }
 
-}  // namespace
-
-void prefill_paged(Bytes& in) {
-  const Batch batch(in, false);
+Params paged(Bytes& in, const Batch& batch) {
   Params p = ordinary(in, batch);
   p.state_pool = reinterpret_cast<gdn_pool_t*>(&set);
   p.page_indices = p.page_indptr = p.last_page_len = &set;
@@ -184,6 +181,44 @@ void prefill_paged(Bytes& in) {
   } else if (in.one_in(4)) {
     p.initial_page_indices = &set;
   }
+  return p;
+}
+
+// Begin may write the map, finish what a prefill may.
+void call_segment(const Place& place, const Params* p, const gdn_segment_t* segment) {
+  size_t bytes = 0, need = 0;
+  char text[64];
+  check_status(gdn_segment_workspace_size(p, segment, &bytes));
+  if (place.long_tables) return;
+  const bool explained = gdn_explain(GDN_OP_SEGMENT, p, text, sizeof text, &need) == GDN_OK;
+  if (explained && place.oversized) return;  // the claim cannot be kept
+  gdn_status_t status = gdn_segment_begin(p, segment);
+  check_status(status);
+  FUZZ_CHECK(explained || status != GDN_OK);
+  const Params seen = visible(*p);
+  const gdn_segment_t map = visible(*segment);
+  const Shapes shapes(seen);
+  const int64_t square = int64_t{seen.head_dim_k} * seen.head_dim_k;
+  const Wide sizes[] = {shapes.state_heads(seen) * square, shapes.elements};
+  float* const written[] = {map.transition, map.offset};
+  for (int i = 0; status == GDN_OK && i < 2; ++i) {
+    if (written[i] == nullptr) continue;
+    memory().pools[1 + i].allow(reinterpret_cast<char*>(written[i]),
+                                static_cast<size_t>(4 * sizes[i]));
+  }
+  memory().check(status != GDN_OK);
+  status = gdn_segment_finish(p, segment);
+  check_status(status);
+  FUZZ_CHECK(explained || status != GDN_OK);
+  if (status == GDN_OK) allow_call(seen, true);
+  memory().check(status != GDN_OK);
+}
+
+}  // namespace
+
+void prefill_paged(Bytes& in) {
+  const Batch batch(in, false);
+  Params p = paged(in, batch);
   give_workspace(&p);
   spoil(in, &p);
   Place place{in};
@@ -191,6 +226,30 @@ void prefill_paged(Bytes& in) {
   place_operands(place, batch, seen, &p);
   place_pools(place, in, batch, seen, &p);
   call(in, place, place.params(p), true);
+}
+
+void segment(Bytes& in) {
+  const Batch batch(in, false);
+  Params p = paged(in, batch);
+  if (!in.one_in(8)) p.num_seqs = 1;
+  p.workspace_bytes = 1 << 12;
+  gdn_segment_t map = GDN_SEGMENT_INIT;
+  auto* const placed = reinterpret_cast<float*>(&set);
+  if (!in.one_in(4)) map.offset = placed;
+  if (in.flag()) map.initial_state = placed;
+  if (map.offset && map.initial_state) map.transition = placed;
+  spoil(in, &p);
+  spoil(in, &map);
+  Place place{in};
+  const Params seen = visible(p);
+  place_operands(place, batch, seen, &p);
+  place_pools(place, in, batch, seen, &p);
+  const Shapes shapes(seen);
+  const Wide square = Wide{seen.head_dim_k} * seen.head_dim_k;
+  place.matrices(&map.initial_state, shapes.elements);
+  place.matrices(&map.transition, memory().pools[1], shapes.state_heads(seen) * square);
+  place.matrices(&map.offset, memory().pools[2], shapes.elements);
+  call_segment(place, place.params(p), place.second(map));
 }
 
 void prefill_slots(Bytes& in) {

@@ -8,6 +8,7 @@ namespace gdn_fuzz {
 
 void prefill_paged(Bytes& in);
 void prefill_slots(Bytes& in);
+void segment(Bytes& in);
 void decode_paged(Bytes& in);
 void decode_slots(Bytes& in);
 void verify(Bytes& in);

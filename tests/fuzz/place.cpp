@@ -85,6 +85,13 @@ void Place::scratch(void** field, size_t bytes) {
   if (*field != nullptr) *field = at(memory().scratch, static_cast<Wide>(bytes), 256);
 }
 
+void Place::matrices(const float** field, Wide elements) {
+  if (*field != nullptr) *field = reinterpret_cast<float*>(at(input(), 4 * elements, 16));
+}
+void Place::matrices(float** field, Region& region, Wide elements) {
+  if (*field != nullptr) *field = reinterpret_cast<float*>(at(region, 4 * elements, 16));
+}
+
 void Place::name(const char** field) {
   static constexpr const char* kNames[] = {"auto", "cpu", "cuda", "cuda_sm90", "cuda_portable", ""};
   if (*field == nullptr) return;

@@ -99,11 +99,19 @@ struct Place {
   void scratch(void** field, size_t bytes);
   void name(const char** field);
   void threads(gdn_parallel_for_t* field);
+  // fp32 matrices [heads, rows, columns]; those to be written get a region of their own.
+  void matrices(const float** field, Wide elements);
+  void matrices(float** field, Region& region, Wide elements);
 
   // The place of a params struct: what lies behind struct_size is not readable.
   template <class Params>
   Params* params(const Params& given) {
     return reinterpret_cast<Params*>(struct_at(memory().params, &given, sizeof given));
+  }
+  // The same of a second struct, of a call that takes no fourth pool.
+  template <class Params>
+  Params* second(const Params& given) {
+    return reinterpret_cast<Params*>(struct_at(memory().nested[3], &given, sizeof given));
   }
 
  private:
