@@ -20,7 +20,7 @@ using NarrowScan = ScanTraits<D, 2, 2, true, 2>;
 template <class Traits>
 void launch_scan(const PrefillParams& params, const PrefillProblem& p, bool early_start) {
   const int64_t sequences = std::min<int64_t>(entry_bound(p), params.slab_chunks);
-  launch(prefill_scan<Traits>,
+  launch(params.grid.gap == 0 ? prefill_scan<Traits> : prefill_scan<UnalignedScan<Traits>>,
          {.blocks = sequences * params.heads.state * Traits::kSplits,
           .threads = Traits::kThreads,
           .shared_bytes = Traits::kBytes,
@@ -45,11 +45,17 @@ void launch_slab(const PrefillParams& params, const PrefillProblem& p, ScanShape
   }
 }
 
+template <class Traits>
+void load_scan() {
+  load_kernel(prefill_scan<Traits>, "prefill_scan", Traits::kBytes);
+  load_kernel(prefill_scan<UnalignedScan<Traits>>, "prefill_scan", Traits::kBytes);
+}
+
 template <int D>
 void load_prefill_kernels() {
   load_kernel(prefill_prepare<D>, "prefill_prepare", PrepareTraits<D>::bytes(kMaxUnitHeads));
-  load_kernel(prefill_scan<WideScan<D>>, "prefill_scan", WideScan<D>::kBytes);
-  load_kernel(prefill_scan<NarrowScan<D>>, "prefill_scan", NarrowScan<D>::kBytes);
+  load_scan<WideScan<D>>();
+  load_scan<NarrowScan<D>>();
 }
 
 extern template void launch_slab<64>(const PrefillParams&, const PrefillProblem&, ScanShape);

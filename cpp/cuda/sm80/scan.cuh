@@ -26,6 +26,7 @@ struct Scan {
   static constexpr int D = Traits::D;
   using KeyTile = typename Traits::KeyTile;
   using ValueTile = typename Traits::ValueTile;
+  using Chunk = ScanChunk<Traits::kUnaligned>;
   using State = float[D / 8][4];
   using Operand = uint32_t[4][4];  // [16 v, 64 t] as A fragments
 
@@ -183,13 +184,13 @@ struct Scan {
     }
   }
 
-  __device__ __forceinline__ void store_output(const uint32_t (&words)[16], const ScanChunk& chunk,
+  __device__ __forceinline__ void store_output(const uint32_t (&words)[16], const Chunk& chunk,
                                                int first, int last) const {
     const int lane = this_lane(), row = 2 * (lane & 3);
-    first = max(first, chunk.first);
-    last = min(last, chunk.last);
+    first = max(first, chunk.first(block));
+    last = min(last, chunk.last(block));
     const int64_t stride = p.output.row_stride;
-    uint16_t* to = output_row(chunk.begin + row) + 2 * (lane >> 2);
+    uint16_t* to = output_row(chunk.begin() + row) + 2 * (lane >> 2);
     if (first == 0 && last == kChunk && p.vector_output) {
 #pragma unroll
       for (int e = 0; e < 16; ++e) {
@@ -218,25 +219,28 @@ struct Scan {
   }
 
   // Column 0 of this warp of the output of a row of the sequence.
-  __device__ __forceinline__ uint16_t* output_row(uint32_t row) const {
+  __device__ __forceinline__ uint16_t* output_row(int64_t row) const {
     return block.output + row * p.output.row_stride + Traits::kWarpColumns * this_warp();
   }
 
   __device__ __forceinline__ void zero_output() const {
     const int lane = this_lane();
-    ScanChunk chunk = first_chunk(p.grid, block);
-    for (; chunk.number < block.end; chunk = chunk.next(p.grid, block)) {
-      for (int row = 0; row < chunk.last; ++row) {
-        if (lane < Traits::kWarpColumns) output_row(chunk.begin + row)[lane] = 0;
+    for (Chunk chunk(p.grid, block); chunk.number < block.end; chunk.advance(p.grid)) {
+      for (int row = 0; row < chunk.last(block); ++row) {
+        if (lane < Traits::kWarpColumns) output_row(chunk.begin() + row)[lane] = 0;
       }
     }
   }
 
   // ---- one chunk ----
 
+  __device__ __forceinline__ Chunk after(Chunk chunk) const {
+    chunk.advance(p.grid);
+    return chunk;
+  }
+
   // Tokens [first, last) of a chunk, all of them unless it has resets.
-  __device__ __forceinline__ void advance(State& s, const ScanChunk& chunk, int first,
-                                          int last) const {
+  __device__ __forceinline__ void advance(State& s, const Chunk& chunk, int first, int last) const {
     const uint32_t stage = copies.stage(chunk.number);
     Operand y;
     form_residual(y, s, chunk.number, first, last);
@@ -245,7 +249,7 @@ struct Scan {
     form_output(words, s, y, chunk.number);
     if (!Traits::kAhead && last == kChunk) {
       __syncthreads();  // all warps are past V, Q and P
-      copies.copy_rest(chunk.next(p.grid, block));
+      copies.copy_rest(after(chunk));
     }
     store_output(words, chunk, first, last);
     update_state(s, y, stage);
@@ -271,6 +275,12 @@ struct Scan {
     store_state<D>(s, pool, row, block.head, lane_offset(), p.vector_state);
   }
 
+  // Chunks done at the first page end past chunk `begin`.
+  __device__ __forceinline__ int32_t first_checkpoint() const {
+    const int32_t passed = p.grid.page_ends(block.page_end, block.begin);
+    return block.page_end + passed * p.grid.page_chunks;
+  }
+
   __device__ __forceinline__ void store_checkpoint(const State& s, int32_t chunk) const {
     const SequenceEntry& sequence = p.entries[block.entry];
     const int64_t entry =
@@ -290,7 +300,7 @@ struct Scan {
 
   // Tokens after a reset owe nothing to those before it, NaN and inf included. A zero factor would
   // not keep those out of a product, so a chunk with resets runs once per segment between them.
-  __device__ __forceinline__ void run_chunk(State& s, const ScanChunk& chunk) const {
+  __device__ __forceinline__ void run_chunk(State& s, const Chunk& chunk) const {
     int first = 0;  // token where the segment begins
 #pragma unroll 1
     do {
@@ -317,23 +327,26 @@ struct Scan {
       if (holds_state) zero_output();
       return;
     }
-    ScanChunk chunk = first_chunk(p.grid, block);
+    Chunk chunk(p.grid, block);
     copies.copy_keyed(chunk);
     copies.copy_rest(chunk);
     State s;
     if (holds_state) load(s);
+    int32_t checkpoint = first_checkpoint();
 #pragma unroll 1
-    for (; chunk.number < block.end; chunk = chunk.next(p.grid, block)) {
+    for (; chunk.number < block.end; chunk.advance(p.grid)) {
       copy_wait_all();
       __syncthreads();
-      const ScanChunk next = chunk.next(p.grid, block);
+      const Chunk next = after(chunk);
       copies.copy_keyed(next);
       if (Traits::kAhead) copies.copy_rest(next);
       if (!holds_state) continue;
       run_chunk(s, chunk);
       // A chunk that ends early ends no page.
-      if (chunk.ends_page() && chunk.last == chunk.whole(p.grid)) {
+      if (chunk.number + 1 == checkpoint &&
+          chunk.last(block) == kChunk - (Traits::kUnaligned ? p.grid.gap : 0)) {
         store_checkpoint(s, chunk.number);
+        checkpoint += p.grid.page_chunks;
       }
     }
     if (holds_state) store_end(s);

@@ -46,6 +46,7 @@ struct ScanTraits {
   static constexpr int kThreads = 32 * (kStateWarps + kLoaders);
   static constexpr int kMinBlocks = kBlocks;
   static constexpr bool kAhead = kCopyAhead;
+  static constexpr bool kUnaligned = false;
   static constexpr int kFirstCopier = kLoaders > 0 ? 32 * kStateWarps : 0;
   static constexpr int kCopiers = kThreads - kFirstCopier;
   static constexpr int kWarpColumns = 16;
@@ -70,6 +71,12 @@ struct ScanTraits {
   static constexpr int kBytes = kBlock + 96;
   static_assert(kRestBytes % 256 == 0);
   static_assert(kBytes <= 99 * 1024, "the limit of consumer GPUs");
+};
+
+// The same for pages that are no multiple of 64 tokens.
+template <class Traits>
+struct UnalignedScan : Traits {
+  static constexpr bool kUnaligned = true;
 };
 
 }  // namespace gdn
