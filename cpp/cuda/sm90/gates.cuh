@@ -83,23 +83,17 @@ __device__ __forceinline__ LaneGates decode_gates(const Gates& gates, const RawG
 }
 
 // Sums of the log2 gates and their factors; beta goes to shared memory for the inverse.
-__device__ __forceinline__ void form_gates(const LaneGates& gates, float scale, uint32_t beta,
-                                           int lane, GateBlock& block) {
+__device__ __forceinline__ void form_gates(const LaneGates& gates, uint32_t beta, int lane,
+                                           GateBlock& block) {
   // Written so that a NaN gate stays one.
   const float log0 = gates.log2_alpha[0] < kResetLog2 ? kResetLog2Sum : gates.log2_alpha[0];
   const float log1 = gates.log2_alpha[1] < kResetLog2 ? kResetLog2Sum : gates.log2_alpha[1];
   const float sum1 = warp_inclusive_sum(log0 + log1, lane);
   const float below = __shfl_up_sync(kFullWarp, sum1, 1);
   const float sum0 = (lane == 0 ? 0.0f : below) + log0;
-  const float end = __shfl_sync(kFullWarp, sum1, 31);
-  const float from0 = exp2_fast(sum0), from1 = exp2_fast(sum1);
-  const int place = gate_place(2 * lane);
   *reinterpret_cast<float2*>(block.log2 + 2 * lane) = {sum0, sum1};
-  *reinterpret_cast<float2*>(block.from_start + place) = {from0, from1};
-  *reinterpret_cast<float2*>(block.scaled + place) = {scale * from0, scale * from1};
-  *reinterpret_cast<float2*>(block.to_end + 2 * lane) = {exp2_fast(end - sum0),
-                                                         exp2_fast(end - sum1)};
-  if (lane == 31) *reinterpret_cast<float4*>(&block.total) = {from1, 0.0f, 0.0f, 0.0f};
+  *reinterpret_cast<float2*>(block.from_start + gate_place(2 * lane)) = {exp2_fast(sum0),
+                                                                         exp2_fast(sum1)};
   store_shared(beta + 8 * lane, gates.beta[0]);
   store_shared(beta + 8 * lane + 4, gates.beta[1]);
   __syncwarp();

@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(PrepareMap<kWarps>::kThreads, PrepareMap<kWarp
     if (member != warp) raw = load_gates(p.gates, rows, head, lane);
     const int64_t record = static_cast<int64_t>(slot) * p.heads.state + head;
     const LaneGates gates = decode_gates(p.gates, raw, rows, head, lane);
-    form_gates(gates, p.scale, scratch, lane, params.gates[record]);
+    form_gates(gates, scratch, lane, params.gates[record]);
     if (lane == 0) bulk_wait_read();  // the tile of the head before has left
     __syncwarp();
     write_inverse<T>(

@@ -39,8 +39,10 @@ struct AuxRole {
   __device__ __forceinline__ void store_x(const float (&acc)[32], uint32_t panel,
                                           uint32_t gate) const {
     const int lane = fresh_lane();
-    const uint32_t to_end = gate + offsetof(GateBlock, to_end) + (16 * warp + (lane >> 2)) * 4;
-    const float top = load_shared_float(to_end), bottom = load_shared_float(to_end + 32);
+    const uint32_t log2 = gate + offsetof(GateBlock, log2) + (16 * warp + (lane >> 2)) * 4;
+    const float end = load_shared_float(gate + offsetof(GateBlock, log2) + kGateSum);
+    const float top = exp2_fast(end - load_shared_float(log2));
+    const float bottom = exp2_fast(end - load_shared_float(log2 + 32));
     const uint32_t place = panel + 16 * warp * 128 + Tile<128>::rows_first(lane);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

@@ -129,11 +129,12 @@ __device__ __forceinline__ void form_y(uint32_t (&y)[16], const float (&z)[32], 
 
 // z = scale G z, columns are tokens.
 template <bool kCareful>
-__device__ __forceinline__ void scale_columns(float (&z)[32], uint32_t scaled, int lane) {
+__device__ __forceinline__ void scale_columns(float (&z)[32], uint32_t from_start, float scale,
+                                              int lane) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const float4 g4 = load_shared_float4(scaled + 64 * k + 16 * (lane & 3));
-    const float g[4] = {g4.x, g4.y, g4.z, g4.w};
+    const float4 g4 = load_shared_float4(from_start + 64 * k + 16 * (lane & 3));
+    const float g[4] = {scale * g4.x, scale * g4.y, scale * g4.z, scale * g4.w};
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const float factor = g[(e >> 2) * 2 + (e & 1)];
@@ -211,7 +212,7 @@ struct StateRole {
     uint32_t y[16];
     int lane = fresh_lane();
     load_columns(y, value_place + value_offset(lane));
-    const float total = load_shared_float(gate + offsetof(GateBlock, total));
+    const float total = load_shared_float(gate + kGateTotal);
     if (total == 0.0f) {
       // A reset: finite first (maximum and minimum drop a NaN), so that the product is 0. NOTE:
       // assigning 0 instead spills 112 bytes (nvcc 13.0).
@@ -256,11 +257,10 @@ struct StateRole {
     if (lane == 0) barrier_arrive(shared + queries.of(Traits::kQueryEmpty));
 
     // O = scale G Q S^T + R Y.
-    const uint32_t scaled = gate + offsetof(GateBlock, scaled);
     if (total == 0.0f) {
-      scale_columns<true>(z, scaled, lane);
+      scale_columns<true>(z, from_start, p.call.scale, lane);
     } else {
-      scale_columns<false>(z, scaled, lane);
+      scale_columns<false>(z, from_start, p.call.scale, lane);
     }
     barrier_wait(shared + pairs.of(Traits::kRFull), pairs.parity);
     pin(z);

@@ -213,7 +213,7 @@ struct SummaryState {
     uint32_t a[32];
     pack_state<T>(a, s);
     barrier_wait(shared + stages.of(Traits::kFull), stages.parity);
-    const float total = load_shared_float(gate + offsetof(GateBlock, total));
+    const float total = load_shared_float(gate + kGateTotal);
     float z[32];
     pin(z);
     wgmma_fence();

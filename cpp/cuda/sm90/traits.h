@@ -22,15 +22,15 @@ GDN_HOST_DEVICE constexpr int inverse_panel_bytes(int j) { return 512 * (4 - j);
 static_assert(inverse_panel(4) == kInverseBytes);
 
 // Gates of one chunk and head, fp32. c_t = log2 of the product of alpha up to t, G_t = 2^c_t.
-struct alignas(16) GateBlock {
+struct alignas(128) GateBlock {
   float log2[kChunk];        // c_t
   float from_start[kChunk];  // G_t, in fragment order (gate_place)
-  float scaled[kChunk];      // scale G_t, in fragment order
-  float to_end[kChunk];      // 2^(c_C - c_t), never formed as a quotient
-  float total;               // G_C
-  float unused[3];
 };
-static_assert(sizeof(GateBlock) == 1040);
+static_assert(sizeof(GateBlock) == 512);
+
+// Bytes to c_C and G_C, of the last token.
+inline constexpr int kGateSum = (kChunk - 1) * 4;
+inline constexpr int kGateTotal = (kChunk + gate_place(kChunk - 1)) * 4;
 
 // What the loader hands to the other roles for one (sequence, state head) of a slab.
 struct alignas(16) ScanItem {
