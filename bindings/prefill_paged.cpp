@@ -9,7 +9,7 @@ namespace {
 // clang-format off
 enum Paged : int {
   kStatePool = kCommonCount, kPageIndices, kPageIndptr, kPageSize, kLastPageLen, kSlots,
-  kInitialPages, kAllowUnaligned, kPagedCount
+  kInitialPages, kAllowUnaligned, kMaxSeqlen, kPagedCount
 };
 // clang-format on
 
@@ -46,6 +46,7 @@ void set_page_table(PrefillCall& c) {
     p.flags |= GDN_ALLOW_UNALIGNED_PAGES;
   }
   c.call.initial_pages(c.args[kInitialPages], p.num_seqs, p);
+  if (!c.args[kMaxSeqlen].is_none()) p.max_seqlen = to_int64("max_seqlen", c.args[kMaxSeqlen]);
   c.pool = c.call.pool("state_pool", c.args[kStatePool], c.heads, Access::kWrite);
   p.state_pool = &c.pool;
 }

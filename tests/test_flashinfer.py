@@ -37,7 +37,7 @@ ARGUMENTS = {
 }
 OURS = set(
     "stream workspace plan validate deterministic num_threads backend initial_page_indices "
-    "allow_unaligned_pages".split()
+    "allow_unaligned_pages max_seqlen".split()
 )
 
 

@@ -126,6 +126,25 @@ def test_alone_equals_mixed(target):
         assert np.array_equal(alone_pool[span[0]], pool[span[0]])
 
 
+@pytest.mark.parametrize("bound", [16, 17, 9])
+def test_promised_bound(target, bound):
+    """max_seqlen may spare the chunk kernels; it changes no byte, and a longer sequence is dead."""
+    spans = MIXED[1:]
+    call, rows = make_prefill(923, page_table(64, *spans)), make_pool(923, ROWS, 4)
+    out, pool = check(target, call, rows)
+    view = target.pool(rows).view
+    got = target.prefill(call, view, "bf16", options={"max_seqlen": bound})
+    ends, start = call.rows.cu_seqlens, target.bits(target.pool(rows).view)
+    for b, (ids, before, after) in enumerate(spans):
+        tokens, written = slice(ends[b], ends[b + 1]), ids[before // 64 :]
+        if after - before > bound:
+            assert not target.values(got)[tokens].any()
+            assert np.array_equal(target.bits(view)[written], start[written])
+        else:
+            assert np.array_equal(target.bits(got)[tokens], out[tokens])
+            assert np.array_equal(target.bits(view)[written], pool[written])
+
+
 def test_many_short_sequences(target):
     """More than the list's padding, with empty sequences and long ones between them."""
     spans, page = [], 0

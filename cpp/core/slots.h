@@ -32,9 +32,18 @@ struct PrefillSlots {
   int64_t prefix = -1;
 };
 
+// position / size of non-negative numbers: nearly always one 32-bit division, as a GPU has no
+// instruction for a 64-bit one.
+GDN_HOST_DEVICE inline int64_t pages_before(int64_t position, int64_t size) {
+  if ((position | size) <= INT64_C(0xffffffff)) {
+    return static_cast<uint32_t>(position) / static_cast<uint32_t>(size);
+  }
+  return position / size;
+}
+
 // Page boundaries that lie in (prefix, prefix + length].
 GDN_HOST_DEVICE inline int64_t checkpoint_count(int64_t prefix, int64_t length, int64_t every) {
-  return every > 0 ? (prefix + length) / every - prefix / every : 0;
+  return every > 0 ? pages_before(prefix + length, every) - pages_before(prefix, every) : 0;
 }
 
 // Clips cu_seqlens[b] .. cu_seqlens[b + 1] into the token buffer; false if it is broken.
@@ -81,13 +90,14 @@ GDN_HOST_DEVICE inline PrefillSlots prefill_slots(const PageTable& table, int64_
   const int64_t total = (pages - 1) * table.page_size + last;
   const int64_t prefix = total - length;
   if (length < 0 || prefix < 0) return slots;
-  const int64_t start = first + prefix / table.page_size;
+  const int64_t start = first + pages_before(prefix, table.page_size);
   for (int64_t entry = start; length > 0 && entry < first + pages; ++entry) {
     if (!valid_page(table.indices[entry], num_pages)) return slots;
   }
   int64_t read_row = -1;
   if (prefix > 0) {
-    read_row = initial_page(table, b, table.indices[first + (prefix - 1) / table.page_size]);
+    read_row =
+        initial_page(table, b, table.indices[first + pages_before(prefix - 1, table.page_size)]);
     if (!valid_page(read_row, num_pages)) return slots;
   }
   slots.read_row = read_row;

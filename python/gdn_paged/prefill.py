@@ -29,7 +29,7 @@ _COMMON_ORDER = (
 PAGED_ORDER = (
     *_COMMON_ORDER,
     *("state_pool", "page_indices", "page_indptr", "page_size", "last_page_len", "slots"),
-    *("initial_page_indices", "allow_unaligned_pages"),
+    *("initial_page_indices", "allow_unaligned_pages", "max_seqlen"),
 )
 FLAT_ORDER = (
     *_COMMON_ORDER,
@@ -65,6 +65,7 @@ def chunk_gated_delta_rule_paged(
     slots: GDNPagedPrefillSlots | None = None,
     initial_page_indices: DLPackArray | None = None,
     allow_unaligned_pages: bool = False,
+    max_seqlen: Index | None = None,
     stream: Stream | None = None,
     workspace: DLPackArray | None = None,
     plan: DLPackArray | None = None,
@@ -84,8 +85,7 @@ def chunk_gated_delta_rule_paged(
 
     Args:
         q: ``[T, Hq, K]``, fp32 (CPU only), bf16 or fp16; the last dimension dense, others free.
-        k: ``[T, Hk, K]``, the dtype of q.
-        v: ``[T, Hv, V]``, the dtype of q.
+        k, v: ``[T, Hk, K]`` and ``[T, Hv, V]``, the dtype of q.
         g: gates ``[T, H]``, fp32, bf16 or fp16; None: no decay.
         beta: ``[T, H]``, fp32, bf16 or fp16; None: 1.
         scale: of the output; None or 0: ``1 / sqrt(K)``.
@@ -93,12 +93,10 @@ def chunk_gated_delta_rule_paged(
             ``cu_seqlens[b]:cu_seqlens[b + 1]``. Rows past the last entry are neither read nor
             written.
         state_pool: ``[num_pages, H, V, K]``, fp32, bf16 or fp16; rows dense, their stride free.
-        page_indices: int32 or int64 ``[num_indices]``.
-        page_indptr: int32 or int64 ``[N + 1]``.
+        page_indices, page_indptr: int32 or int64 ``[num_indices]`` and ``[N + 1]``.
         page_size: tokens of a page, a positive multiple of 64.
         last_page_len: int32 or int64 ``[N]``, 1 to page_size.
-        use_qk_l2norm_in_kernel: q and k become ``x * rsqrt(sum(x**2) + 1e-6)``, computed in fp32
-            and rounded to their dtype.
+        use_qk_l2norm_in_kernel: ``x * rsqrt(sum(x**2) + 1e-6)`` on q and k, fp32, then rounded.
         output: ``[T, H, V]``, the dtype of q; None: allocated by the framework of q.
         gate_domain: what g holds: "linear" is alpha (0 resets the state exactly), "log" its
             natural logarithm.
@@ -110,6 +108,7 @@ def chunk_gated_delta_rule_paged(
         initial_page_indices: int32 or int64 ``[N]``: the page that a sequence with a prefix starts
             from, to share a partly filled one without a copy; -1: its own. Part of slots.
         allow_unaligned_pages: page_size may be any positive number.
+        max_seqlen: a promised bound of new tokens per sequence; 16 or less is fastest on a GPU.
         stream: of the launch on CUDA, an int or an object with ``__cuda_stream__``; None: the
             current stream of q's framework.
         workspace: 1-D uint8 scratch memory, 256-byte aligned, of
@@ -139,7 +138,7 @@ def chunk_gated_delta_rule_paged(
         gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
         stream, workspace, plan, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
-        initial_page_indices, allow_unaligned_pages,
+        initial_page_indices, allow_unaligned_pages, max_seqlen,
     )  # fmt: skip
     try:
         return _core.prefill_paged(arguments)
@@ -269,6 +268,7 @@ def prefill_plan(
     slots: GDNPagedPrefillSlots | None = None,
     initial_page_indices: DLPackArray | None = None,
     allow_unaligned_pages: bool = False,
+    max_seqlen: Index | None = None,
     stream: Stream | None = None,
     plan: A | None = None,
     deterministic: Literal["batch"] | None = None,
@@ -296,7 +296,7 @@ def prefill_plan(
         gate_domain, use_gate_in_kernel, A_log, dt_bias, beta_is_logit,
         stream, None, plan, deterministic, num_threads, backend,
         state_pool, page_indices, page_indptr, page_size, last_page_len, slots,
-        initial_page_indices, allow_unaligned_pages,
+        initial_page_indices, allow_unaligned_pages, max_seqlen,
     ))  # fmt: skip
 
 

@@ -55,7 +55,8 @@ GDN_HOST_DEVICE inline ShortEntry short_entry(const PrefillProblem& p, const Seq
   entry.write_row = static_cast<int32_t>(s.write_row);
   entry.checkpoint_start = static_cast<int32_t>(s.checkpoint_start);
   if (s.live && p.checkpoints && p.checkpoint_every > 0) {
-    const int64_t to_end = p.checkpoint_every - s.prefix % p.checkpoint_every;
+    const int64_t every = p.checkpoint_every;
+    const int64_t to_end = (pages_before(s.prefix, every) + 1) * every - s.prefix;
     if (to_end <= s.length) entry.to_page_end = static_cast<int32_t>(to_end);
   }
   return entry;
