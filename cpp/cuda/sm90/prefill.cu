@@ -148,15 +148,32 @@ int32_t expected_segment_chunks(const PrefillProblem& p) {
   return best_chunks;
 }
 
+// Whether two blocks share a segment or sequence of a head; segment_chunks of 0: none is cut.
+void explain_halves(const PrefillProblem& p, int32_t segment_chunks, Text* text) {
+  if (!p.cu_seqlens_host) return;
+  int64_t items = 0;
+  for (int64_t b = 0; b < p.num_seqs; ++b) {
+    const int32_t chunks = host_chunks(p, b);
+    items += segment_chunks > 0 ? sm90::divide_up(chunks, segment_chunks) : chunks > 0;
+  }
+  items *= p.heads.state;
+  const int32_t blocks = device_info(p.device.id).num_sms;
+  if (items > 0 && items <= blocks && sm90::scan_in_halves(static_cast<int32_t>(items), blocks)) {
+    text->add("  scan: %lld of them and heads, two blocks for each, 64 rows of V a block\n",
+              static_cast<long long>(items));
+  }
+}
+
 void explain_regime(const PrefillProblem& p, Text* text) {
   constexpr int64_t kShown = 16;
   explain_short(p, text);
   if (short_regime(p) == ShortRegime::kAll) return;
   if (segment_bound(p) == 0) {
-    return text->add("  regime: every sequence in one pass; no context parallelism (%s)\n",
-                     p.use_cp == GDN_CP_OFF ? "use_cp forbids it"
-                     : p.batch_invariant    ? "batch-invariant"
-                                            : "the batch fills the GPU, or is short");
+    text->add("  regime: every sequence in one pass; no context parallelism (%s)\n",
+              p.use_cp == GDN_CP_OFF ? "use_cp forbids it"
+              : p.batch_invariant    ? "batch-invariant"
+                                     : "the batch fills the GPU, or is short");
+    return explain_halves(p, 0, text);
   }
   if (!p.cu_seqlens_host) {
     return text->add(
@@ -165,7 +182,10 @@ void explain_regime(const PrefillProblem& p, Text* text) {
         segment_bound(p));
   }
   const int32_t chunks = expected_segment_chunks(p);
-  if (chunks == 0) return text->add("  regime: every sequence in one pass at these lengths\n");
+  if (chunks == 0) {
+    text->add("  regime: every sequence in one pass at these lengths\n");
+    return explain_halves(p, 0, text);
+  }
   const ChunkGrid grid = chunk_grid(p.checkpoint_every);
   text->add("  regime: context parallel, segments of %d tokens:",
             static_cast<int>(rows_before(grid, grid.page_chunks, chunks)));
@@ -174,6 +194,7 @@ void explain_regime(const PrefillProblem& p, Text* text) {
               sm90::divide_up(host_chunks(p, b), chunks));
   }
   text->add(p.num_seqs > kShown ? ", ...\n" : "\n");
+  explain_halves(p, chunks, text);
 }
 
 PrefillParams kernel_params(const PrefillProblem& p) {

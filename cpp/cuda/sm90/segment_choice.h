@@ -18,7 +18,7 @@ inline constexpr int32_t kMaxPieces = 32;  // of the longest sequence
 // the first of these.
 inline constexpr float kWholeCost = 1.97f;
 inline constexpr float kScanCost = 2.12f;
-inline constexpr float kHalfWholeCost = 1.5f;
+inline constexpr float kHalfWholeCost = 1.6f;
 inline constexpr float kHalfScanCost = 1.7f;
 inline constexpr float kSummaryCost = 1.25f;
 inline constexpr float kItemCost = 3.0f;
