@@ -86,8 +86,10 @@ __device__ __forceinline__ void begin_slab(const HopperParams& p, int lane) {
     shared.cut_items = state.cut_items;
     shared.halves = scan_in_halves(state.num_parts * p.call.heads.state, p.segments.num_blocks);
     const int32_t summaries = state.num_summaries * p.call.heads.state;
+    // The last segment of a part of a prompt is summed up too, and a piece knows one length alone.
+    const bool even = !p.segments.mapped || lane_chunks(p, all, 0) == state.num_parts * length;
     shared.summary_pieces =
-        summary_in_pieces(summaries, length, p.pieces.count) ? p.pieces.count : 0;
+        even && summary_in_pieces(summaries, length, p.pieces.count) ? p.pieces.count : 0;
     shared.next_combination = 0;
     shared.num_combinations = combined * p.call.heads.state * ScanTraits::kStateWarps;
   }

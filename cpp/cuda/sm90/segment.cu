@@ -17,8 +17,7 @@ using sm90::CarryParams;
 using sm90::GateBlock;
 using sm90::HopperParams;
 
-// Pieces that the part is cut into: the shortest time by the figures of segment_choice.h. Full
-// waves of items, as of one length they all end together.
+// Pieces that the part is cut into: the shortest time by the figures of segment_choice.h.
 int32_t choose_pieces(const SegmentProblem& p) {
   const int32_t heads = p.heads.state, blocks = device_info(p.device.id).num_sms;
   const auto chunks = static_cast<int32_t>(chunk_bound(p));
@@ -27,14 +26,17 @@ int32_t choose_pieces(const SegmentProblem& p) {
   float best_time = sm90::kNoWay;
   for (int32_t pieces = 1; pieces <= std::min(sm90::kMaxPieces, chunks); ++pieces) {
     if (pieces > 2 && pieces * heads > 3 * blocks) break;  // the states of so many take memory
-    const int32_t length = sm90::divide_up(chunks, pieces);
-    const auto waves = [&](int32_t items) {
-      return sm90::divide_up(int64_t{items} * heads, blocks);
-    };
-    const float scan = waves(pieces) * (length * sm90::kScanCost + sm90::kItemCost);
-    const float summary =
-        waves(sm90::summary_items(kind, pieces)) * (length * sm90::kSummaryCost + sm90::kItemCost);
-    const float time = scan + summary + 2 * pieces * sm90::kCombineCost;
+    const auto length = static_cast<float>(sm90::divide_up(chunks, pieces));
+    const auto scans = static_cast<float>(pieces * heads);
+    const auto maps = static_cast<float>(sm90::summary_items(kind, pieces) * heads);
+    const float waves = sm90::even_share(scans, blocks);
+    const bool halves = sm90::scan_in_halves(pieces * heads, blocks);
+    const float each = halves ? sm90::kHalfScanCost : sm90::kScanCost;
+    const float scan = each * waves * length + sm90::kItemCost * (waves - 1.0f);
+    const float summary = sm90::summary_in_pieces(maps, length, blocks)
+                              ? sm90::summary_in_line(maps, length, blocks)
+                              : sm90::summary_in_waves(maps, length, blocks);
+    const float time = scan + summary + 2 * sm90::kCombineCost * static_cast<float>(pieces);
     if (time >= best_time) continue;
     best_time = time;
     best = pieces;
@@ -45,6 +47,7 @@ int32_t choose_pieces(const SegmentProblem& p) {
 struct Layout {
   WorkspacePlan workspace;
   WorkspacePlan::Region plan, state, states, transitions, resets, inverses, gates;
+  WorkspacePlan::Region piece_states, pieces_written;  // where summaries are shared out evenly
   int32_t pieces = 0;
 
   explicit Layout(const SegmentProblem& p) : pieces(choose_pieces(p)) {
@@ -55,6 +58,9 @@ struct Layout {
     states = workspace.add((pieces + 1) * heads * sm90::kDim * sm90::kDim * sizeof(float));
     transitions = workspace.add(pieces * heads * sm90::kTransitionVectors * sizeof(uint4));
     resets = workspace.add(pieces * heads * sizeof(int32_t));
+    const size_t blocks = device_info(p.device.id).num_sms;
+    piece_states = workspace.add(blocks * sm90::kDim * sm90::kDim * sizeof(float));
+    pieces_written = workspace.add(blocks * sm90::ScanTraits::kStateWarps * sizeof(int32_t));
     inverses = workspace.add(records * sm90::kInverseBytes);
     gates = workspace.add(records * sizeof(GateBlock));
   }
@@ -74,6 +80,9 @@ HopperParams segment_params(const SegmentProblem& p, const Layout& layout) {
                      .pieces = layout.pieces,
                      .open = p.open,
                      .mapped = p.mapped};
+  params.pieces = {.states = WorkspacePlan::carve<float>(p.workspace, layout.piece_states),
+                   .written = WorkspacePlan::carve<int32_t>(p.workspace, layout.pieces_written),
+                   .count = params.segments.num_blocks};
   params.num_slabs = 1;
   return params;
 }
