@@ -5,8 +5,10 @@
 bf16, head size 128, pages of 1024 tokens in shuffled order, fp32 pool, empty prefixes; slots, plan
 and output are given. Unit q and k, v ~ N(0, 1), log gate logsigmoid(N) / 16 for three quarters of
 the heads and 0 for the rest, beta sigmoid(N). Median over rounds of graph replays of at least
-20 ms. The JSON is a list of {"hq", "hv", "lens", "us", "us_in_call", "host_us"}; us_in_call has
-slots and plan made inside the call; with --burst also "burst_us", two replays on a rested card.
+20 ms. The JSON is a list of {"hq", "hv", "lens", "us", "us_in_call", "host_us", "add_us"};
+us_in_call has slots and plan made inside the call; host_us holds the host cost of both and of a
+call that has its workspace given too, beside that of one `torch.Tensor.add_`; with --burst also
+"burst_us", two replays on a rested card.
 """
 
 from __future__ import annotations
@@ -74,12 +76,31 @@ class PrefillInputs:
         def in_call(_: int) -> None:
             gdn_paged.chunk_gated_delta_rule_paged(**arguments, output=self.output)
 
-        return {"given": given, "in_call": in_call}
+        room = gdn_paged.prefill_workspace_size(
+            len(self.table["last_page_len"]),
+            *self.tensors["q"].shape[:2],
+            *(self.tensors[name].shape[1] for name in "kv"),
+            DIM,
+            page_size=PAGE,
+            device=str(self.pool.device),
+            backend=backend,
+        )
+        workspace = torch.empty(room, dtype=torch.uint8, device="cuda")
+
+        def with_workspace(_: int) -> None:
+            gdn_paged.chunk_gated_delta_rule_paged(
+                **arguments, output=self.output, slots=slots, plan=plan, workspace=workspace
+            )
+
+        return {"given": given, "in_call": in_call, "with_workspace": with_workspace}
 
 
 def measure(hq: int, hv: int, lens: str, backend: str, burst: bool) -> dict[str, object]:
     calls = PrefillInputs(lengths_of(lens), hq, hv).calls(backend)
     burst_us = {"burst_us": timing.burst_us(calls["given"])} if burst else {}
+    host = {name: timing.host_us(step, calls=20) for name, step in calls.items()}
+    numbers = torch.zeros(8, device="cuda")
+    del calls["with_workspace"]
     us = timing.graph_us(calls, repeats=1)
     return burst_us | {
         "hq": hq,
@@ -87,7 +108,8 @@ def measure(hq: int, hv: int, lens: str, backend: str, burst: bool) -> dict[str,
         "lens": lens,
         "us": us["given"],
         "us_in_call": us["in_call"],
-        "host_us": timing.host_us(calls["given"], calls=20),
+        "host_us": host,
+        "add_us": timing.host_us(lambda _: numbers.add_(1)),
     }
 
 
@@ -107,7 +129,9 @@ def main() -> None:
             rows.append(row)
             print(
                 f"{name:6s} {row['hq']:2d}/{row['hv']:2d} {lens:11s} {row['us']:8.1f} us,",
-                f"{row['us_in_call']:8.1f} us with slots and plan, host {row['host_us']:5.1f} us",
+                f"{row['us_in_call']:8.1f} us with slots and plan; host",
+                ", ".join(f"{name} {us:.1f}" for name, us in row["host_us"].items()),
+                f"us, add_ {row['add_us']:.1f} us",
                 f"burst {row['burst_us']:8.1f} us" if args.burst else "",
                 flush=True,
             )
