@@ -198,14 +198,18 @@ struct Scan {
       }
       return;
     }
+    if (Traits::kUnaligned && p.vector_output) {
+#pragma unroll
+      for (int e = 0; e < 16; ++e) {
+        const int at = 8 * (e / 2) + e % 2;
+        if (row + at >= first && row + at < last) store_global(to + at * stride, words[e]);
+      }
+      return;
+    }
 #pragma unroll
     for (int e = 0; e < 16; ++e) {
       const int at = 8 * (e / 2) + e % 2;
       if (row + at < first || row + at >= last) continue;
-      if (p.vector_output) {
-        store_global(to + at * stride, words[e]);
-        continue;
-      }
       to[at * stride] = static_cast<uint16_t>(words[e]);
       to[at * stride + 1] = static_cast<uint16_t>(words[e] >> 16);
     }

@@ -204,14 +204,19 @@ class ScanCopies {
       }
       return;
     }
-    // Where such chunks are many the loop is unrolled too.
-    constexpr int kUnroll = Traits::kUnaligned ? 64 / kStep : 1;
-    const int skipped = rows.first - rows.row;
-    const auto count = static_cast<uint32_t>(rows.last - rows.first);
-#pragma unroll kUnroll
-    for (int turn = 0; turn < 64 / kStep; ++turn) {
+    // Where such chunks are many, the turns before the first row without a token need no test.
+    int turn = 0;
+    if (Traits::kUnaligned && rows.first == 0) {
+#pragma unroll 4
+      for (; turn < rows.last / kStep; ++turn) {
+        copy_async(place_of(turn), rows.from + turn * kStep * rows.stride);
+      }
+    }
+#pragma unroll 1
+    for (; turn < 64 / kStep; ++turn) {
+      const int at = rows.row + turn * kStep;
       copy_async_or_zero(place_of(turn), rows.from + turn * kStep * rows.stride,
-                         static_cast<uint32_t>(turn * kStep - skipped) < count);
+                         at >= rows.first && at < rows.last);
     }
   }
 
