@@ -242,10 +242,10 @@ __global__ void __launch_bounds__(32 * Traits::kMaxWarps, Traits::kBlocksPerSm)
     short_kernel(const __grid_constant__ ShortParams p) {
   __shared__ ShortShared<Traits> shared;
   const bool alone = p.plan == nullptr;
-  if (alone) {
-    dependency_wait();
-    allow_dependents();
-  }
+  if (alone) dependency_wait();
+  // Beside the scan, too: the next kernel waits for the end of this one, which comes after that of
+  // the scan.
+  allow_dependents();
   // Beside the chunk kernels nothing is waited for: all blocks of the scan before it run, so
   // whatever lies before the scan is done, and the scan has no page or output of a short sequence.
   const uint32_t per_sequence = p.problem.heads.state * p.parts;
