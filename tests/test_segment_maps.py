@@ -195,9 +195,9 @@ def test_the_map_is_that_of_the_rule(maps_target):
     for t in range(330):
         k = call.k[t, 0]
         for h in range(2):
-            step = call.g[t, h] * (np.eye(K) - call.beta[t, h] * np.outer(k, k))
-            M[h] = M[h] @ step
-            N[h] = N[h] @ step + call.beta[t, h] * np.outer(call.v[t, h], k)
+            g, beta = call.g[t, h], call.beta[t, h]
+            M[h] = g * (M[h] - beta * np.outer(M[h] @ k, k))
+            N[h] = g * (N[h] - beta * np.outer(N[h] @ k, k)) + beta * np.outer(call.v[t, h], k)
     allowed = bars(maps_target.device, io).rows
     assert relative_error(maps_target.values(done.offset), N) <= allowed
     assert relative_error(maps_target.values(done.transition), M, floor=1.0) <= 2 * allowed
