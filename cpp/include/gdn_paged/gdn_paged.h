@@ -524,7 +524,7 @@ GDN_API gdn_status_t gdn_segment_finish(const gdn_prefill_params_t* params,
                                         const gdn_segment_t* segment);
 
 /* Bytes of params->workspace for both. As gdn_prefill_workspace_size; of the pointers in `segment`
- * it counts which are NULL. Unlike a prefill, all tokens are in flight at once: on CUDA 6.2 KB per
+ * it counts which are NULL. Unlike a prefill, all tokens are in flight at once: on CUDA 5.6 KB per
  * 64 tokens and state head. */
 GDN_API gdn_status_t gdn_segment_workspace_size(const gdn_prefill_params_t* params,
                                                 const gdn_segment_t* segment, size_t* bytes);
