@@ -11,6 +11,7 @@
 
 #include "core/problem.h"
 #include "core/workspace.h"
+#include "cuda/common/divide.h"
 #include "cuda/common/sequence.cuh"
 #include "cuda/common/types.cuh"
 
@@ -55,6 +56,7 @@ struct PrefillParams {
   Heads heads;
   int32_t group = 1;  // unit_heads()
   int32_t units = 1;  // H / group
+  SmallDivisor heads_per_q, heads_per_k;
   bool io_fp16 = false;
   bool qk_l2norm = false;
   bool vector_qk = false;  // rows of q and k allow 16-byte loads
@@ -63,7 +65,8 @@ struct PrefillParams {
   bool vector_state = false;   // rows of all pools allow pairs of elements
   Staging staging;
   float scale = 1.0f;
-  Tensor q, k, v, output;  // [tokens, heads, D]
+  float log2_scale = 0.0f;  // of its magnitude
+  Tensor q, k, v, output;   // [tokens, heads, D]
   Gates gates;
   Pool initial, output_state, checkpoints;
   IndexTable checkpoint_indices;

@@ -1,4 +1,6 @@
 // The row cuda_portable of prefill: what it refuses, its workspace, and the call.
+#include <cmath>
+
 #include "core/kernel.h"
 #include "core/text.h"
 #include "cuda/short/short.h"
@@ -23,6 +25,9 @@ PrefillParams prefill_params(const PrefillProblem& p) {
   PrefillParams params = call_params(p);
   params.group = static_cast<int32_t>(unit_heads(p.heads));
   params.units = p.heads.state / params.group;
+  params.heads_per_q = small_divisor(p.heads.state / p.heads.q);
+  params.heads_per_k = small_divisor(p.heads.state / p.heads.k);
+  params.log2_scale = std::log2(std::fabs(p.scale));
   params.vector_qk = aligned(p.q) && aligned(p.k);
   params.vector_v = aligned(p.v);
   params.vector_output = reinterpret_cast<uintptr_t>(p.output.data) % 4 == 0 &&

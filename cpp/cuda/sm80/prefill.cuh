@@ -29,16 +29,25 @@ void launch_scan(const PrefillParams& params, const PrefillProblem& p, bool earl
          params, "prefill_scan");
 }
 
-template <int D>
-void launch_slab(const PrefillParams& params, const PrefillProblem& p, ScanShape shape) {
-  const bool early_start = device_info(p.device.id).has_dependent_launch();
-  launch(prefill_prepare<D>,
+template <class Traits>
+void launch_prepare(const PrefillParams& params, const PrefillProblem& p, bool early_start) {
+  launch(prefill_prepare<Traits>,
          {.blocks = int64_t{params.slab_chunks} * params.units,
-          .threads = 32 * PrepareTraits<D>::kNumWarps,
-          .shared_bytes = static_cast<size_t>(PrepareTraits<D>::bytes(params.group)),
+          .threads = Traits::kThreads,
+          .shared_bytes = static_cast<size_t>(Traits::bytes(params.group)),
           .stream = p.device.stream,
           .early_start = early_start},
          params, "prefill_prepare");
+}
+
+template <int D>
+void launch_slab(const PrefillParams& params, const PrefillProblem& p, ScanShape shape) {
+  const bool early_start = device_info(p.device.id).has_dependent_launch();
+  if (params.group == 1) {
+    launch_prepare<PrepareTraits<D, 1>>(params, p, early_start);
+  } else {
+    launch_prepare<PrepareTraits<D, 2>>(params, p, early_start);
+  }
   switch (shape) {
     case ScanShape::kWide: return launch_scan<WideScan<D>>(params, p, early_start);
     case ScanShape::kNarrow: return launch_scan<NarrowScan<D>>(params, p, early_start);
@@ -53,7 +62,8 @@ void load_scan() {
 
 template <int D>
 void load_prefill_kernels() {
-  load_kernel(prefill_prepare<D>, "prefill_prepare", PrepareTraits<D>::bytes(kMaxUnitHeads));
+  load_kernel(prefill_prepare<PrepareTraits<D, 1>>, "prefill_prepare");
+  load_kernel(prefill_prepare<PrepareTraits<D, 2>>, "prefill_prepare");
   load_scan<WideScan<D>>();
   load_scan<NarrowScan<D>>();
 }

@@ -7,31 +7,51 @@
 
 namespace gdn {
 
+// [64, D] tile of which lane (r, c) reads the 16-byte pieces c of rows r: eight lanes, two rows of
+// four pieces, fall into different banks.
 template <int D>
+struct PieceTile {
+  static constexpr int kRowBytes = 2 * D;
+  static constexpr int kBytes = 64 * kRowBytes;
+
+  static __device__ __forceinline__ uint32_t offset(int row, int piece) {
+    const int swizzle = (row & 1) << 2 | (row >> 1 & 3);
+    return row * kRowBytes + ((piece ^ swizzle) << 4);
+  }
+  // As in Tile, for rows without bits in common.
+  static __device__ __forceinline__ uint32_t flip(int more) {
+    return ((more & 1) << 2 | (more >> 1 & 3)) << 4;
+  }
+};
+
+// kPairs warps form K K^T and invert, as many more form Q K^T and P.
+template <int kHeadDim, int kWarpPairs>
 struct PrepareTraits {
-  using KeyTile = Tile<2 * D>;
-  static constexpr int kNumWarps = 4;
-  // Q K^T in fp32 blocks of 1 KB. Row block i of Q is dead once its products are in registers, and
-  // for D = 128 they fit its place.
-  static constexpr bool kInPlace = D == 128;
-  static constexpr int kBlockBytes = 1024;
+  static constexpr int D = kHeadDim;
+  static constexpr int kPairs = kWarpPairs;
+  static constexpr int kThreads = 64 * kPairs;
+  static constexpr int kMinBlocks = kPairs == 1 ? 8 : 4;
 
   static constexpr int kKeys = 0;
-  static constexpr int kQueries = kKeys + KeyTile::kBytes;
-  static constexpr int kProducts = kInPlace ? kQueries : kQueries + KeyTile::kBytes;
-  static constexpr int kGram = kQueries + KeyTile::kBytes + (kInPlace ? 0 : 10 * kBlockBytes);
+  static constexpr int kGram = kKeys + PieceTile<D>::kBytes;
   static constexpr int kDiagonal = kGram + GramTile::kBytes;
-  static constexpr int kWarps = kDiagonal + kDiagonalBytes;
-  // Of each warp: cumulative log2 gates, segment starts, scratch of the inverse.
-  static constexpr int kLogGates = 0, kSegments = 256, kScratch = 512;
-  static constexpr int kWarpBytes = kScratch + kInverseScratchBytes;
-  // Of each head: log2 alpha, beta.
-  static constexpr int kHeads = kWarps + kNumWarps * kWarpBytes;
-  static constexpr int kLogAlpha = 0, kBeta = 256, kHeadBytes = 512;
+  static constexpr int kScratch = kDiagonal + kDiagonalBytes;  // of each warp that inverts
+  static constexpr int kEnd = kScratch + kPairs * kInverseScratchBytes;
+  // Of each head: beta, GateRecord::resets as one word, and in groups of 16 tokens, in the order of
+  // gate_place, cumulative log2 gates and segments. With one head those lie in the upper triangle
+  // of K K^T, in pieces 4 to 7 of rows 8i and 8i + 4: eight blocks fit a multiprocessor.
+  static constexpr bool kOneHead = kPairs == 1;
+  static constexpr int kHeads = kOneHead ? kGram : kEnd, kHeadBytes = kOneHead ? 0 : 784;
+  static constexpr int kLog = kOneHead ? 64 : 0, kSegments = kOneHead ? 512 : 256;
+  static constexpr int kBeta = kOneHead ? kEnd - kGram : 512, kResets = kBeta + 256;
+  static constexpr int kGroupBytes = kOneHead ? 1024 : 64;
 
-  GDN_HOST_DEVICE static constexpr int bytes(int heads) { return kHeads + heads * kHeadBytes; }
-  GDN_HOST_DEVICE static constexpr int product_block(int i, int j) {
-    return kInPlace ? (4 * i + j) * kBlockBytes : (i * (i + 1) / 2 + j) * kBlockBytes;
+  GDN_HOST_DEVICE static constexpr int bytes(int heads) {
+    return kEnd + (kOneHead ? 272 : heads * kHeadBytes);
+  }
+  // From the start of a head's gates to those of the token at `place`.
+  GDN_HOST_DEVICE static constexpr int gate_offset(int place) {
+    return (place >> 4) * kGroupBytes + (place & 15) * 4;
   }
 };
 
