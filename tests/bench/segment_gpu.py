@@ -104,12 +104,18 @@ class Tokens:
 
 
 def timed(call: Callable[[], Any]) -> float:
+    """As a CUDA graph: in a model the host is ahead of the device."""
+    call()
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        kept.append(call())
     times = []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        graph.replay()
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
@@ -214,7 +220,7 @@ def main() -> None:
     parser.add_argument("--heads", nargs="*", default=["16/64", "2/8"])
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--share", type=float, nargs="*", default=[0.5])
-    parser.add_argument("--groups", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--groups", type=int, nargs="*", default=[1])
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no GPU")
