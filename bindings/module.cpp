@@ -10,12 +10,9 @@ nb::list kernel_rows() {
   static const struct {
     gdn_op_t op;
     const char* name;
-  } kOps[] = {{GDN_OP_PREFILL_PAGED, "prefill_paged"},
-              {GDN_OP_PREFILL, "prefill"},
-              {GDN_OP_DECODE_PAGED, "decode_paged"},
-              {GDN_OP_DECODE, "decode"},
-              {GDN_OP_VERIFY_PAGED, "verify_paged"},
-              {GDN_OP_SEGMENT, "segment"}};
+  } kOps[] = {{GDN_OP_PREFILL_PAGED, "prefill_paged"}, {GDN_OP_PREFILL, "prefill"},
+              {GDN_OP_DECODE_PAGED, "decode_paged"},   {GDN_OP_DECODE, "decode"},
+              {GDN_OP_VERIFY_PAGED, "verify_paged"},   {GDN_OP_SEGMENT, "segment"}};
   nb::list rows;
   for (const auto& op : kOps) {
     for (int32_t i = 0; const char* name = gdn_kernel_row_name(op.op, i); ++i) {
