@@ -4,9 +4,9 @@
 //     That = (I + diag(beta) strict_lower(K K^T))^-1 diag(beta)
 //     T = D o That,   P = scale D o (Q K^T)
 //
-// Grid: one block per (chunk, unit of state heads that share a q and a k head). Some warps form
-// K K^T together and invert for one head after the other; the last warp forms Q K^T and P, whose
-// products never leave its registers.
+// Grid: one block per (chunk, unit of state heads that share a q and a k head). Half of its warps
+// form K K^T together and invert for one head after the other; the other half form Q K^T, which
+// never leaves their registers, and P.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
