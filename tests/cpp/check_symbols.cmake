@@ -1,6 +1,7 @@
 # The library exports the functions of the header and nothing else. Run with
 # -DNM=... -DHEADER=... -DLIBRARY=...; a static library has no export list, so there only that
 # every function exists.
+cmake_policy(SET CMP0057 NEW)  # IN_LIST, in a script of the oldest CMake
 file(STRINGS ${HEADER} lines REGEX "^GDN_API ")
 set(declared)
 foreach(line IN LISTS lines)
