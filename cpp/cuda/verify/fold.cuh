@@ -6,12 +6,12 @@
 
 namespace gdn {
 
-// The first draft tokens, up to `last`, and how they enter the state after the last of them. Those
-// before `first`, the latest that resets, do not.
+// Draft tokens [first, last) and how they enter the state after the last of them.
 struct Fold {
   alignas(8) float weights[kMaxDraft];
   float keep;
   int32_t first, last;
+  int32_t replace;  // a reset discards the state, whatever it holds
 
   __device__ __forceinline__ bool holds(int token) const { return token >= first && token < last; }
   // The words of the keys of tokens 2c and 2c + 1; other tokens may hold anything, NaN included.
@@ -21,14 +21,14 @@ struct Fold {
 };
 
 // By one warp: lane t holds alpha of draft token t.
-__device__ __forceinline__ void make_fold(float alpha, int last, Fold* fold) {
+__device__ __forceinline__ void make_fold(float alpha, int begin, int end, Fold* fold) {
   const int lane = this_lane();
   float keep = 1.0f, weight = 1.0f;
-  int first = 0;
+  int first = begin;
 #pragma unroll
   for (int t = kMaxDraft - 1; t >= 0; --t) {
     const float alpha_t = __shfl_sync(kFullWarp, alpha, t);
-    if (t >= last || t < first) continue;
+    if (t >= end || t < first) continue;
     if (t > lane) weight *= alpha_t;
     keep *= alpha_t;
     if (alpha_t == 0.0f) first = t;
@@ -37,7 +37,8 @@ __device__ __forceinline__ void make_fold(float alpha, int last, Fold* fold) {
   if (lane > 0) return;
   fold->keep = keep;
   fold->first = first;
-  fold->last = last;
+  fold->last = end;
+  fold->replace = keep == 0.0f;
 }
 
 // u of one fold as an A fragment: tokens in columns 0 .. 7, the rest of the split in 8 .. 15.
@@ -52,31 +53,22 @@ __device__ __forceinline__ void weigh_updates(const float2 (&u)[2], const Fold& 
   }
 }
 
-// A fold in the registers of a lane.
 template <class Traits>
-struct FoldRows {
-  float keep;
-  uint32_t u[4], mask;
-
-  __device__ __forceinline__ void load(const Fold& fold, const float2 (&old_u)[2]) {
-    const int c = this_lane() % 4;
-    keep = fold.keep;
-    mask = fold.mask(c);
-    weigh_updates<typename Traits::Io>(old_u, fold, c, u);
-  }
-  __device__ __forceinline__ void apply(StateStep<Traits>& s, const uint2* keys) const {
+__device__ __forceinline__ void apply_fold(StateStep<Traits>& s, const Fold& fold,
+                                           const uint32_t (&u)[4], const uint2* keys,
+                                           uint32_t mask) {
+  if (fold.replace) s.clear();
 #pragma unroll
-    for (int step = 0; step < Traits::kVectorSteps; ++step) {
+  for (int step = 0; step < Traits::kVectorSteps; ++step) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s.left[step][i] *= keep;
-        s.right[step][i] *= keep;
-      }
-      const uint2 k = {keys[32 * step].x & mask, keys[32 * step].y & mask};
-      multiply_add<typename Traits::Io>(s.left[step], u, k.x, k.x);
-      multiply_add<typename Traits::Io>(s.right[step], u, k.y, k.y);
+    for (int i = 0; i < 4; ++i) {
+      s.left[step][i] *= fold.keep;
+      s.right[step][i] *= fold.keep;
     }
+    const uint2 k = {keys[32 * step].x & mask, keys[32 * step].y & mask};
+    multiply_add<typename Traits::Io>(s.left[step], u, k.x, k.x);
+    multiply_add<typename Traits::Io>(s.right[step], u, k.y, k.y);
   }
-};
+}
 
 }  // namespace gdn

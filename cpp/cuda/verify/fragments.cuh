@@ -25,14 +25,14 @@ struct VerifyTraits {
   using Io = Io_;
   static constexpr int kDim = kDim_;  // K = V
   static constexpr int kSteps = kDim / 16;
-  static constexpr int kHead = kDim * kDim;
+  static constexpr int kTiles = 2;  // of 16 rows, one after the other
+  static constexpr int kWarps = kDim / (16 * kTiles);
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr bool kWide = sizeof(State) == 4;
   static constexpr int kVectorSteps = kWide ? 1 : 2;
   static constexpr int kVectors = kSteps / kVectorSteps;  // per row and lane
-  static constexpr int kTiles = kWide ? 1 : 2;            // of 16 rows, one after the other
-  static constexpr int kWarps = kDim / (16 * kTiles);
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kBlocksPerSm = 16 / kWarps;
+  static constexpr int kHead = kDim * kDim;
+  static constexpr int kBlocksPerSm = 4 * 128 / kDim;
   // A pool of the io dtype holds what one 16-bit number can; other states are split in two.
   static constexpr bool kSplit = !std::is_same_v<State, Io>;
 };
@@ -42,21 +42,30 @@ __device__ __forceinline__ int column(int step, int c) {
   return Traits::kWide ? 16 * step + 4 * c : 32 * (step / 2) + 8 * c + 4 * (step % 2);
 }
 
-// d += a b for m16n8k8 with tf32 operands. Place k of a and b stands for token 2k or, past 3,
-// 2(k - 4) + 1: the tokens of a lane of C, in order (row r, row r + 8) of the first, of the second.
-__device__ __forceinline__ void multiply_add_tf32(float (&d)[4], const float (&a)[4], float2 b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
-}
-
 // The first column of a lane's vector, from its column 0 on.
 template <class Traits>
 __device__ __forceinline__ int vector_offset(int vector) {
   return column<Traits>(vector * Traits::kVectorSteps, 0);
 }
+
+// This lane's part of 16 rows of S on its way through registers.
+template <class Traits>
+struct StateTile {
+  uint4 vectors[Traits::kVectors][2];
+
+  __device__ __forceinline__ void load(const typename Traits::State* from) {
+    const Streaming streaming(true);
+#pragma unroll
+    for (int i = 0; i < Traits::kVectors; ++i) {
+      vectors[i][0] = streaming.load(from + vector_offset<Traits>(i));
+      vectors[i][1] = streaming.load(from + vector_offset<Traits>(i) + 2 * Traits::kDim);
+    }
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Traits::kVectors; ++i) vectors[i][0] = vectors[i][1] = uint4{};
+  }
+};
 
 // The accumulators of one vector: S as two 16 x 8 tiles per step.
 template <class Traits>
@@ -78,7 +87,15 @@ struct StateStep {
       }
     }
   }
-  __device__ __forceinline__ void pack_into(uint4 (&vectors)[2]) const {
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) left[step][i] = right[step][i] = 0.0f;
+    }
+  }
+  template <class Store>  // (row 0 or 1, 16 bytes)
+  __device__ __forceinline__ void store(Store store_row) const {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float x[4 * kSteps];
@@ -89,7 +106,7 @@ struct StateStep {
         x[4 * step + 2] = right[step][2 * row];
         x[4 * step + 3] = right[step][2 * row + 1];
       }
-      vectors[row] = pack<typename Traits::State>(x);
+      store_row(row, pack<typename Traits::State>(x));
     }
   }
 };

@@ -12,8 +12,7 @@ struct VerifyParams {
   SmallDivisor heads_per_q;  // state heads that share a q head
   SmallDivisor heads_per_k;
   SmallDivisor heads_per_v;
-  bool evict_first = false;  // states are the first to leave L2
-  bool vectors = false;      // four elements of q, k, v and output lie on 8 bytes
+  bool vectors = false;  // four elements of q, k, v and output lie on 8 bytes
 };
 
 }  // namespace gdn

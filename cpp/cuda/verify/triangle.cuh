@@ -3,8 +3,6 @@
 //
 //   u_t = beta_t v_t - read_k_t (S k_t) - sum_(s<t)  solve_ts u_s
 //   o_t =              read_q_t (S q_t) + sum_(s<=t) mix_ts u_s
-//
-// made by one warp, lane (r, c) the entries of t = r and s = 2c, 2c + 1.
 #pragma once
 
 #include "core/gate.h"
@@ -12,55 +10,23 @@
 
 namespace gdn {
 
-// Factors of tokens 2c and 2c + 1.
-struct TokenPair {
-  float beta[2];
-  float read_k[2], read_q[2];
-  float k_norm[2];
-};
-
-// An 8 x 8 matrix [t][s] as the B fragment of m16n8k8, split in two numbers of 11 bits and more:
-// lane (r, c) holds [r][2c] and [r][2c + 1].
-struct SplitMatrix {
-  float2 head, rest;
-};
-
-// All products between new tokens of some steps, with their squares. The fragments of k and q are A
-// and B at once.
-struct TokenProducts {
-  float d[4] = {};  // k_r.k_2c, k_r.k_2c+1, q_r.k_2c, q_r.k_2c+1
-  float k_squares = 0.0f, q_squares = 0.0f;
-
-  template <class Io>
-  static __device__ __forceinline__ float sum_squares(uint2 four) {
-    const float2 low = unpack2<Io>(four.x), high = unpack2<Io>(four.y);
-    return low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
-  }
-  template <class Io>
-  __device__ __forceinline__ void add(uint2 k, uint2 q) {
-    multiply_add<Io>(d, {k.x, q.x, k.y, q.y}, k.x, k.y);
-    k_squares += sum_squares<Io>(k);
-    q_squares += sum_squares<Io>(q);
-  }
-};
-
 template <class Traits>
 struct VerifyShared {
   VerifySequence sequence;
-  Fold fold, boundary_fold;
-  bool resets;
+  Fold folds[2];  // up to the page end that is crossed, and to the last accepted token
+  int32_t num_folds;
   uint2 k[Traits::kSteps][32];  // new tokens, by step and lane
   uint2 q[Traits::kSteps][32];
   uint2 old_k[Traits::kSteps][32];      // draft tokens, transposed
-  float4 products[Traits::kWarps][32];  // of a warp's steps
-  float2 squares[Traits::kWarps][32];
-  float alpha[kMaxDraft], beta[kMaxDraft];
-  alignas(16) TokenPair tokens[kMaxDraft / 2];
-  alignas(16) SplitMatrix inverse[32], mix_split[32];
-  // For rows that hold numbers which are not finite.
+  float4 products[Traits::kWarps][32];  // k_r.k_2c, k_r.k_2c+1, q_r.k_2c, q_r.k_2c+1 of a warp
+  float2 squares[kMaxDraft][Traits::kWarps];  // of k and q
+  alignas(16) float alpha[kMaxDraft];
+  float beta[kMaxDraft];
   float solve[kMaxDraft][kMaxDraft];  // [s][t]
   float mix[kMaxDraft][kMaxDraft];    // [s][t]
-  int reset[kMaxDraft];               // latest token <= t with alpha = 0, or -1
+  float read_k[kMaxDraft], read_q[kMaxDraft];
+  float k_norm[kMaxDraft];
+  int reset[kMaxDraft];  // latest token <= t with alpha = 0, or -1
 };
 
 // Gates of all tokens by one warp: a lane brings one of a, b, A_log, dt_bias, so that all loads are
@@ -83,81 +49,124 @@ __device__ __forceinline__ void stage_gates(VerifyShared<Traits>& shared, const 
   shared.beta[t] = exists ? sigmoid(b) : 0.0f;
 }
 
-// Both fragments of tf32: 11 bits of x, and of what they leave.
-__device__ __forceinline__ float tf32_head(float x) {
-  return __uint_as_float(__float_as_uint(x) & 0xffffe000u);
+template <class Io>
+__device__ __forceinline__ float sum_squares(uint2 four) {
+  const float2 low = unpack2<Io>(four.x), high = unpack2<Io>(four.y);
+  return low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
 }
 
-__device__ __forceinline__ SplitMatrix split_matrix(float x, float y) {
-  const float2 head = {tf32_head(x), tf32_head(y)};
-  return {head, {x - head.x, y - head.y}};
-}
+// A warp's share of all products between tokens; the fragments of k and q are A and B at once.
+template <class Traits>
+struct TokenProducts {
+  float d[4] = {};
+  float k_squares = 0.0f, q_squares = 0.0f;
 
-// Lane (r, c) holds [r][2c] and [r][2c + 1] of a strictly lower matrix L: the same of 1 / (I + L).
-__device__ __forceinline__ float2 invert_unit_lower(float2 lower) {
-  const int lane = this_lane(), r = lane / 4, c = lane % 4;
-  float2 x = {r == 2 * c ? 1.0f : 0.0f, r == 2 * c + 1 ? 1.0f : 0.0f};
-#pragma unroll
-  for (int s = 0; s + 1 < kMaxDraft; ++s) {
-    const float entry = __shfl_sync(kFullWarp, s % 2 ? lower.y : lower.x, (lane & ~3) + s / 2);
-    const float2 row = {__shfl_sync(kFullWarp, x.x, 4 * s + c),
-                        __shfl_sync(kFullWarp, x.y, 4 * s + c)};
-    if (r > s) x.x -= entry * row.x, x.y -= entry * row.y;
+  __device__ __forceinline__ void add(uint2 k, uint2 q) {
+    using Io = typename Traits::Io;
+    multiply_add<Io>(d, {k.x, q.x, k.y, q.y}, k.x, k.y);
+    k_squares += sum_squares<Io>(k);
+    q_squares += sum_squares<Io>(q);
   }
-  return x;
+  __device__ __forceinline__ void stage(VerifyShared<Traits>& shared) const {
+    const int warp = this_warp(), lane = this_lane();
+    shared.products[warp][lane] = {d[0], d[1], d[2], d[3]};
+    const float2 squares = {group_sum<4>(k_squares), group_sum<4>(q_squares)};
+    if (lane % 4 == 0) shared.squares[lane / 4][warp] = squares;
+  }
+};
+
+// k_t.k_s and q_t.k_s.
+template <class Traits>
+__device__ __forceinline__ float2 sum_products(const VerifyShared<Traits>& shared, int t, int s) {
+  float2 sum{};
+#pragma unroll
+  for (int w = 0; w < Traits::kWarps; ++w) {
+    const float4 x = shared.products[w][4 * t + s / 2];
+    sum.x += s % 2 ? x.y : x.x;
+    sum.y += s % 2 ? x.w : x.z;
+  }
+  return sum;
 }
 
-// By one warp, from what all of them staged.
+template <class Traits>
+__device__ __forceinline__ float2 token_squares(const VerifyShared<Traits>& shared, int t) {
+  float2 sum{};
+#pragma unroll
+  for (int w = 0; w < Traits::kWarps; ++w) {
+    const float2 x = shared.squares[t][w];
+    sum.x += x.x;
+    sum.y += x.y;
+  }
+  return sum;
+}
+
+// Thread (t, s) makes entry [s][t]; threads past 64 do nothing.
 template <class Traits>
 __device__ __forceinline__ void make_triangle(VerifyShared<Traits>& shared,
                                               const VerifyProblem& p) {
-  const int lane = this_lane(), t = lane / 4, c = lane % 4;
-  TokenProducts products;
-#pragma unroll
-  for (int w = 0; w < Traits::kWarps; ++w) {
-    const float4 d = shared.products[w][lane];
-    const float2 squares = shared.squares[w][lane];
-    products.d[0] += d.x, products.d[1] += d.y, products.d[2] += d.z, products.d[3] += d.w;
-    products.k_squares += squares.x, products.q_squares += squares.y;
-  }
-  const float k_squares = group_sum<4>(products.k_squares);
-  const float q_squares = group_sum<4>(products.q_squares);
-  const float k_norm = p.qk_l2norm ? rsqrtf(k_squares + 1e-6f) : 1.0f;
-  const float q_norm = p.qk_l2norm ? p.scale * rsqrtf(q_squares + 1e-6f) : p.scale;
-  const float k_norms[2] = {__shfl_sync(kFullWarp, k_norm, 8 * c),
-                            __shfl_sync(kFullWarp, k_norm, 8 * c + 4)};
-  const float beta_t = shared.beta[t];
-  float between[2] = {1.0f, 1.0f}, decay = 1.0f;  // alpha_(s+1) .. alpha_t, alpha_0 .. alpha_t
+  const int t = threadIdx.x / kMaxDraft, s = threadIdx.x % kMaxDraft;
+  if (t >= kMaxDraft) return;
+  const float2 products = sum_products(shared, t, s);
+  const float2 squares = token_squares(shared, t);
+  const float k_norm_t = p.qk_l2norm ? rsqrtf(squares.x + 1e-6f) : 1.0f;
+  const float k_norm_s = p.qk_l2norm ? rsqrtf(token_squares(shared, s).x + 1e-6f) : 1.0f;
+  const float q_norm = p.qk_l2norm ? p.scale * rsqrtf(squares.y + 1e-6f) : p.scale;
+  float between = 1.0f, decay = 1.0f;  // alpha_(s+1) .. alpha_t, alpha_0 .. alpha_t
   int reset = -1;
 #pragma unroll
   for (int i = 0; i < kMaxDraft; ++i) {
-    float alpha_i = shared.alpha[i];
-    if (i > t) alpha_i = 1.0f;
-    if (i > 2 * c) between[0] *= alpha_i;
-    if (i > 2 * c + 1) between[1] *= alpha_i;
+    const float alpha_i = i <= t ? shared.alpha[i] : 1.0f;
+    between *= i > s ? alpha_i : 1.0f;
     decay *= alpha_i;
     if (alpha_i == 0.0f) reset = i;
   }
-  float solve[2], mix[2];
+  shared.solve[s][t] = s < t ? shared.beta[t] * between * k_norm_t * k_norm_s * products.x : 0.0f;
+  shared.mix[s][t] = s <= t ? q_norm * between * k_norm_s * products.y : 0.0f;
+  if (s > 0) return;
+  shared.read_k[t] = shared.beta[t] * decay * k_norm_t;
+  shared.read_q[t] = q_norm * decay;
+  shared.k_norm[t] = k_norm_t;
+  shared.reset[t] = reset;
+}
+
+// Solves for u and the outputs of two rows. Lane c of a row holds tokens 2c and 2c + 1: in, v and
+// the products with S; out, u and o.
+struct RowTokens {
+  float u[2], o[2];
+};
+
+template <class Traits>
+__device__ __forceinline__ void solve_rows(const VerifyShared<Traits>& shared, int length,
+                                           RowTokens (&rows)[2], const float (&sk)[4],
+                                           const float (&sq)[4]) {
+  const int lane = this_lane(), c = lane % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int s = 2 * c + i;
-    const float weight = between[i] * k_norms[i];
-    solve[i] = s < t ? beta_t * k_norm * weight * products.d[i] : 0.0f;
-    mix[i] = s <= t ? q_norm * weight * products.d[2 + i] : 0.0f;
-    shared.solve[s][t] = solve[i];
-    shared.mix[s][t] = mix[i];
+    const int t = 2 * c + i;
+    const bool whole = shared.reset[t] < 0;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float from_state = whole ? shared.read_k[t] * sk[2 * row + i] : 0.0f;
+      rows[row].u[i] = shared.beta[t] * rows[row].u[i] - from_state;
+      rows[row].o[i] = whole ? shared.read_q[t] * sq[2 * row + i] : 0.0f;
+    }
   }
-  const float2 inverse = invert_unit_lower({solve[0], solve[1]});
-  shared.inverse[lane] = split_matrix(inverse.x, inverse.y);
-  shared.mix_split[lane] = split_matrix(mix[0], mix[1]);
-  if (c > 0) return;
-  TokenPair& pair = shared.tokens[t / 2];
-  pair.beta[t % 2] = beta_t;
-  pair.read_k[t % 2] = beta_t * decay * k_norm;
-  pair.read_q[t % 2] = q_norm * decay;
-  pair.k_norm[t % 2] = k_norm;
-  shared.reset[t] = reset;
+  const int resets[2] = {shared.reset[2 * c], shared.reset[2 * c + 1]};
+#pragma unroll
+  for (int s = 0; s < kMaxDraft; ++s) {
+    if (s >= length) break;
+    const float2 solve = *reinterpret_cast<const float2*>(&shared.solve[s][2 * c]);
+    const float2 mix = *reinterpret_cast<const float2*>(&shared.mix[s][2 * c]);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float u = __shfl_sync(kFullWarp, rows[row].u[s % 2], (lane & ~3) + s / 2);
+      // Tokens before s and behind a reset see nothing of u, not even NaN.
+      if (s < 2 * c && s >= resets[0]) rows[row].u[0] -= solve.x * u;
+      if (s < 2 * c + 1 && s >= resets[1]) rows[row].u[1] -= solve.y * u;
+      if (s <= 2 * c && s >= resets[0]) rows[row].o[0] += mix.x * u;
+      if (s <= 2 * c + 1 && s >= resets[1]) rows[row].o[1] += mix.y * u;
+    }
+  }
 }
 
 }  // namespace gdn

@@ -55,7 +55,6 @@ void for_kernels(DType io, DType state, int dim, Function function) {
 
 void launch_row(const VerifyProblem& p) {
   const LaunchScope scope(p.device);
-  const DeviceInfo& device = device_info(p.device.id);
   VerifyParams params{.problem = p, .layout = draft_layout(p.heads, p.io, p.max_draft)};
   const Heads& heads = p.heads;
   params.heads_per_q = small_divisor(heads.state / heads.q);
@@ -65,15 +64,11 @@ void launch_row(const VerifyProblem& p) {
                    lies_on_8_bytes(p.output);
   for_kernels(p.io, p.pool.dtype, p.heads.dim_k, [&](auto traits) {
     using Traits = decltype(traits);
-    // NOTE: as for decode, the hint gains below 600 KB of states per SM and loses above (H200).
-    const int64_t state_bytes = Traits::kHead * sizeof(typename Traits::State);
-    const int64_t per_sm = p.num_seqs * p.heads.state * state_bytes / device.num_sms;
-    params.evict_first = per_sm < 600 * 1024;
     launch(verify_kernel<Traits>,
            {.blocks = p.num_seqs * p.heads.state,
             .threads = Traits::kThreads,
             .stream = p.device.stream,
-            .early_start = device.has_dependent_launch()},
+            .early_start = device_info(p.device.id).has_dependent_launch()},
            params, "verify");
   });
 }

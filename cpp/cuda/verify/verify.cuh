@@ -2,16 +2,15 @@
 // accepted draft tokens, store the pages, run up to 8 new tokens. S is read once into registers and
 // written once; all products with it are matrix instructions on S split in two 16-bit numbers.
 //
-// A warp owns 16 V rows, or 32 in two tiles. Warps meet three times: when the sequence is resolved,
-// when k, q and gates are in shared memory (triangle.cuh) and when the triangle is made. A lane
-// reads its own elements of S and u before it writes them, and the record's keys are read before
-// the second barrier and written after it, so pages and records are updated in place.
+// A warp owns 16 V rows; warps meet twice, for what they share of k, q and gates (triangle.cuh). A
+// lane reads its own elements of S and u before it writes them, and the record's keys are read
+// before the first barrier and written after it, so pages and records are updated in place.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
 #include "cuda/verify/fold.cuh"
 #include "cuda/verify/resolve.cuh"
-#include "cuda/verify/solve.cuh"
+#include "cuda/verify/triangle.cuh"
 
 namespace gdn {
 
@@ -45,7 +44,7 @@ __device__ __forceinline__ void resolve_block(VerifyShared<Traits>& shared, cons
   const int lane = this_lane();
   VerifyEntries entries;
   VerifySequence s = resolve_numbers(problem, load_numbers(problem, b), &entries);
-  bool resets = false;
+  int folds = 0;
   if (s.live) {
     const int64_t own_row = load_row(problem, entries);
     int32_t word = 0;  // of the header: alpha in lanes 0 .. 7, the count in lane 8
@@ -55,23 +54,17 @@ __device__ __forceinline__ void resolve_block(VerifyShared<Traits>& shared, cons
       word = *reinterpret_cast<const int32_t*>(header + offset);
     }
     set_rows(problem, shuffle(own_row, 0), shuffle(own_row, 1), shuffle(own_row, 2), &s);
-    if (s.accepted > 0) s.live = s.live && covers(__shfl_sync(kFullWarp, word, kMaxDraft), s);
-    const float alpha = __int_as_float(word);
-    // The page of the last token gets one fold of all tokens; the one that ends before it, another.
-    const bool crosses = s.boundary > 0 && s.boundary < s.accepted;
-    if (s.boundary > 0 && !crosses) s.write_row = s.boundary_row;
-    if (!crosses) s.boundary_row = -1;
-    make_fold(alpha, s.accepted, &shared.fold);
-    if (s.boundary_row >= 0) make_fold(alpha, s.boundary, &shared.boundary_fold);
-    // A reset discards the state, whatever it holds.
-    const unsigned reset_tokens = __ballot_sync(kFullWarp, lane < s.accepted && alpha == 0.0f);
-    const int first_part = s.boundary_row >= 0 ? s.boundary : s.accepted;
-    if ((reset_tokens & ((1u << first_part) - 1)) != 0) s.read_row = -1;
-    resets = reset_tokens != 0;
+    if (s.accepted > 0) {
+      s.live = s.live && covers(__shfl_sync(kFullWarp, word, kMaxDraft), s);
+      const float alpha = __int_as_float(word);
+      const int cut = s.boundary > 0 ? s.boundary : s.accepted;
+      make_fold(alpha, 0, cut, &shared.folds[folds++]);
+      if (cut < s.accepted) make_fold(alpha, cut, s.accepted, &shared.folds[folds++]);
+    }
   }
   if (lane > 0) return;
   shared.sequence = s;
-  shared.resets = resets;
+  shared.num_folds = folds;
 }
 
 // One step of k, q and the draft's keys: into shared memory as fragments.
@@ -112,10 +105,10 @@ struct StepKeys {
   }
 };
 
-// What belongs to the V rows of one tile on its way through registers: S, the draft's u and v.
+// What belongs to the V rows of one tile: S, the draft's u and v.
 template <class Traits>
 struct TileRows {
-  uint4 vectors[Traits::kVectors][2];
+  StateTile<Traits> state;
   float2 old_u[2];
   uint2 v;
 
@@ -123,17 +116,10 @@ struct TileRows {
                                        const Record& record, int first_row) {
     using State = typename Traits::State;
     const int r = this_lane() / 4, c = this_lane() % 4, row = first_row + row_of(r);
-    const Streaming streaming(p.evict_first);
-#pragma unroll
-    for (int i = 0; i < Traits::kVectors; ++i) vectors[i][0] = vectors[i][1] = uint4{};
+    state.clear();
     if (s.read_row >= 0) {
-      const State* from = state_of<State>(p.problem.pool, s.read_row, h, Traits::kHead) +
-                          row * Traits::kDim + column<Traits>(0, c);
-#pragma unroll
-      for (int i = 0; i < Traits::kVectors; ++i) {
-        vectors[i][0] = streaming.load(from + vector_offset<Traits>(i));
-        vectors[i][1] = streaming.load(from + vector_offset<Traits>(i) + 2 * Traits::kDim);
-      }
+      const State* from = state_of<State>(p.problem.pool, s.read_row, h, Traits::kHead);
+      state.load(from + row * Traits::kDim + column<Traits>(0, c));
     }
     old_u[0] = old_u[1] = float2{};
     if (s.accepted > 0 && record.has_pair(c)) {
@@ -148,20 +134,6 @@ struct TileRows {
         (s.begin + r) * t.row_stride + divide(h, p.heads_per_v) * t.head_stride + first_row + 4 * c,
         p.vectors);
   }
-  // This lane's elements to page `row` of the pool.
-  __device__ __forceinline__ void store(const VerifyParams& p, int64_t row, int32_t h,
-                                        int first_row) const {
-    using State = typename Traits::State;
-    const int r = this_lane() / 4, c = this_lane() % 4;
-    const Streaming streaming(p.evict_first);
-    State* to = state_of<State>(p.problem.pool, row, h, Traits::kHead) +
-                (first_row + row_of(r)) * Traits::kDim + column<Traits>(0, c);
-#pragma unroll
-    for (int i = 0; i < Traits::kVectors; ++i) {
-      streaming.store(to + vector_offset<Traits>(i), vectors[i][0]);
-      streaming.store(to + vector_offset<Traits>(i) + 2 * Traits::kDim, vectors[i][1]);
-    }
-  }
 };
 
 template <class Traits>
@@ -174,97 +146,90 @@ __device__ void zero_outputs(const VerifyParams& p, const VerifySequence& s, int
   }
 }
 
-// S k and S q of the new tokens.
-template <class Traits>
-struct StateProducts {
-  // Two sums each, of neighbouring steps or of both parts of S, so that none waits for the other.
-  float sk[2][4] = {}, sq[2][4] = {};
-
-  __device__ __forceinline__ void add(const StateStep<Traits>& s, int j, uint2 k, uint2 q) {
-    using Io = typename Traits::Io;
-    uint32_t front[4], rest[4];
-    front[0] = split_pair<Io>(s.left[j][0], s.left[j][1], &rest[0]);
-    front[1] = split_pair<Io>(s.left[j][2], s.left[j][3], &rest[1]);
-    front[2] = split_pair<Io>(s.right[j][0], s.right[j][1], &rest[2]);
-    front[3] = split_pair<Io>(s.right[j][2], s.right[j][3], &rest[3]);
-    const int sum = Traits::kSplit ? 0 : j % 2;
-    multiply_add<Io>(sk[sum], front, k.x, k.y);
-    multiply_add<Io>(sq[sum], front, q.x, q.y);
-    if constexpr (Traits::kSplit) {
-      multiply_add<Io>(sk[1], rest, k.x, k.y);
-      multiply_add<Io>(sq[1], rest, q.x, q.y);
-    }
-  }
-  __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sk[0][i] += sk[1][i], sq[0][i] += sq[1][i];
-  }
-};
-
-// Folds the accepted tokens into a tile of rows and multiplies it with the new ones.
-// NOTE: no branch and no store between the products: in-order issue hides their latency only then.
-template <class Traits>
-__device__ __forceinline__ void pass_over_state(const VerifyShared<Traits>& shared,
-                                                TileRows<Traits>& rows,
-                                                StateProducts<Traits>* products) {
-  const int lane = this_lane();
-  FoldRows<Traits> fold;
-  fold.load(shared.fold, rows.old_u);
-#pragma unroll
-  for (int i = 0; i < Traits::kVectors; ++i) {
-    const int step = i * Traits::kVectorSteps;
-    StateStep<Traits> s(rows.vectors[i]);
-    fold.apply(s, &shared.old_k[step][lane]);
-    s.pack_into(rows.vectors[i]);
-#pragma unroll
-    for (int j = 0; j < Traits::kVectorSteps; ++j) {
-      products->add(s, j, shared.k[step + j][lane], shared.q[step + j][lane]);
-    }
-  }
-  products->finish();
+// The page that takes the state after fold f; -1: none.
+__device__ __forceinline__ int64_t fold_page(const VerifySequence& s, int f) {
+  return f == 0 && s.boundary > 0 ? s.boundary_row : s.write_row;
 }
 
-// A tile of rows as it is at the page end that the fold crosses; if a reset follows, the rows begin
-// at zero from there on.
+// S k and S q of all tokens for a tile of rows, on the folded state, which is stored on the way.
 template <class Traits>
-__device__ __forceinline__ void store_boundary(const VerifyShared<Traits>& shared,
-                                               const VerifyParams& p, int32_t h,
-                                               TileRows<Traits>& rows, int first_row) {
-  FoldRows<Traits> fold;
-  fold.load(shared.boundary_fold, rows.old_u);
-  TileRows<Traits> folded;
+__device__ __forceinline__ void pass_over_state(const VerifyShared<Traits>& shared,
+                                                const VerifyParams& p, int32_t h,
+                                                const TileRows<Traits>& rows, int first_row,
+                                                float (&sk)[4], float (&sq)[4]) {
+  using State = typename Traits::State;
+  using Io = typename Traits::Io;
+  const VerifySequence& sequence = shared.sequence;
+  const int lane = this_lane(), c = lane % 4;
+  const int at = (first_row + row_of(lane / 4)) * Traits::kDim + column<Traits>(0, c);
+  const Streaming streaming(true);
+  const bool has_tokens = sequence.length > 0;
+  const int num_folds = shared.num_folds;
+  uint32_t u[2][4] = {}, mask[2] = {};
+  State* to[2] = {};
+#pragma unroll
+  for (int f = 0; f < 2; ++f) {
+    if (f >= num_folds) break;
+    weigh_updates<Io>(rows.old_u, shared.folds[f], c, u[f]);
+    mask[f] = shared.folds[f].mask(c);
+    const int64_t page = fold_page(sequence, f);
+    if (page >= 0) to[f] = state_of<State>(p.problem.pool, page, h, Traits::kHead) + at;
+  }
 #pragma unroll
   for (int i = 0; i < Traits::kVectors; ++i) {
-    StateStep<Traits> s(rows.vectors[i]);
-    fold.apply(s, &shared.old_k[i * Traits::kVectorSteps][this_lane()]);
-    s.pack_into(folded.vectors[i]);
-    if (shared.resets) rows.vectors[i][0] = rows.vectors[i][1] = uint4{};
+    const int step = i * Traits::kVectorSteps, offset = vector_offset<Traits>(i);
+    StateStep<Traits> s(rows.state.vectors[i]);
+#pragma unroll
+    for (int f = 0; f < 2; ++f) {
+      if (f >= num_folds) break;
+      apply_fold<Traits>(s, shared.folds[f], u[f], &shared.old_k[step][lane], mask[f]);
+      if (to[f] == nullptr) continue;
+      s.store([&](int row, const uint4& x) {
+        streaming.store(to[f] + offset + row * 2 * Traits::kDim, x);
+      });
+    }
+    if (!has_tokens) continue;
+#pragma unroll
+    for (int j = 0; j < Traits::kVectorSteps; ++j) {
+      uint32_t head[4], rest[4];
+      head[0] = split_pair<Io>(s.left[j][0], s.left[j][1], &rest[0]);
+      head[1] = split_pair<Io>(s.left[j][2], s.left[j][3], &rest[1]);
+      head[2] = split_pair<Io>(s.right[j][0], s.right[j][1], &rest[2]);
+      head[3] = split_pair<Io>(s.right[j][2], s.right[j][3], &rest[3]);
+      const uint2 k = shared.k[step + j][lane], q = shared.q[step + j][lane];
+      multiply_add<Io>(sk, head, k.x, k.y);
+      multiply_add<Io>(sq, head, q.x, q.y);
+      if constexpr (Traits::kSplit) {
+        multiply_add<Io>(sk, rest, k.x, k.y);
+        multiply_add<Io>(sq, rest, q.x, q.y);
+      }
+    }
   }
-  folded.store(p, shared.sequence.boundary_row, h, first_row);
 }
 
 // u and the outputs of one tile of rows, from its products with S.
 template <class Traits>
 __device__ __forceinline__ void finish_tile(const VerifyShared<Traits>& shared,
                                             const VerifyParams& p, int32_t h, const Record& record,
-                                            int first_row, uint2 v,
-                                            const StateProducts<Traits>& products) {
+                                            int first_row, uint2 v, const float (&sk)[4],
+                                            const float (&sq)[4]) {
   using Io = typename Traits::Io;
   const VerifySequence& s = shared.sequence;
   const int r = this_lane() / 4, c = this_lane() % 4, row = first_row + row_of(r);
   const float2 v_rows[2] = {unpack2<Io>(transpose_matrix(v.x)), unpack2<Io>(transpose_matrix(v.y))};
-  RowTokens rows;
-  solve_rows(shared, v_rows, products.sk[0], products.sq[0], &rows);
+  RowTokens rows[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) rows[i].u[0] = v_rows[i].x, rows[i].u[1] = v_rows[i].y;
+  solve_rows(shared, static_cast<int>(s.length), rows, sk, sq);
   if (record.base != nullptr && record.has_pair(c)) {
-    const TokenPair& pair = shared.tokens[c];
+    const float norms[2] = {shared.k_norm[2 * c], shared.k_norm[2 * c + 1]};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      *record.updates(row + 2 * i, c) = {rows.u[2 * i] * pair.k_norm[0],
-                                         rows.u[2 * i + 1] * pair.k_norm[1]};
+      *record.updates(row + 2 * i, c) = {rows[i].u[0] * norms[0], rows[i].u[1] * norms[1]};
     }
   }
-  const uint2 out = {transpose_matrix(pack2<Io>(rows.o[0], rows.o[1])),
-                     transpose_matrix(pack2<Io>(rows.o[2], rows.o[3]))};
+  const uint2 out = {transpose_matrix(pack2<Io>(rows[0].o[0], rows[0].o[1])),
+                     transpose_matrix(pack2<Io>(rows[1].o[0], rows[1].o[1]))};
   if (r >= s.length) return;
   const Tensor& o = p.problem.output;
   store_four(o, (s.begin + r) * o.row_stride + h * o.head_stride + first_row + 4 * c, out,
@@ -304,14 +269,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
 #pragma unroll
   for (int i = 0; i < Traits::kTiles; ++i) keys[i].stage(shared);
   if (has_tokens) {
-    TokenProducts products;
+    TokenProducts<Traits> products;
 #pragma unroll
-    for (int i = 0; i < Traits::kTiles; ++i) {
-      products.add<typename Traits::Io>(keys[i].k, keys[i].q);
-    }
-    const int warp = this_warp(), lane = this_lane();
-    shared.products[warp][lane] = {products.d[0], products.d[1], products.d[2], products.d[3]};
-    shared.squares[warp][lane] = {products.k_squares, products.q_squares};
+    for (int i = 0; i < Traits::kTiles; ++i) products.add(keys[i].k, keys[i].q);
+    products.stage(shared);
   }
   __syncthreads();
 
@@ -324,19 +285,18 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerSm)
   if (has_tokens) {
 #pragma unroll
     for (int i = 0; i < Traits::kTiles; ++i) keys[i].store(record);
-    if (this_warp() == 0) make_triangle(shared, problem);
+    make_triangle(shared, problem);
   }
   if (!needs_state(s)) return;
 #pragma unroll 1
   for (int i = 0; i < Traits::kTiles; ++i) {
     const int first_row = 16 * (first_tile + i);
     if (i > 0) rows.load(p, s, h, record, first_row);
-    StateProducts<Traits> products;
-    if (s.boundary_row >= 0) store_boundary(shared, p, h, rows, first_row);
-    pass_over_state(shared, rows, &products);
-    if (s.write_row >= 0) rows.store(p, s.write_row, h, first_row);
+    float sk[4] = {}, sq[4] = {};
+    pass_over_state(shared, p, h, rows, first_row, sk, sq);
+    if (!has_tokens) continue;
     if (i == 0) __syncthreads();  // the triangle is ready
-    if (has_tokens) finish_tile(shared, p, h, record, first_row, rows.v, products);
+    finish_tile(shared, p, h, record, first_row, rows.v, sk, sq);
   }
 }
 
