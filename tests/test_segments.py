@@ -1,5 +1,6 @@
 """Context-parallel prefill: sequences cut into segments that run at once."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -88,7 +89,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("page_size", [64, 256, 1024])
+@pytest.mark.parametrize("page_size", [64, 256, 1024, 4096])
 @pytest.mark.parametrize("mix", MIXES)
 def test_against_the_truth(cut_target, mix, page_size):
     spans, pages = spans_of(page_size, *MIXES[mix])
@@ -180,8 +181,8 @@ def long_call(seed, gate, correlated):
     table = page_table(4096, (list(range(9)), 1000, 1000 + tokens))
     call = make_prefill(seed, table, (1, heads), D)
     g = None
-    if gate == "mild":  # 0.87 .. 0.9975
-        g = rounded(np.exp(-np.exp(-4 - 2 * U(seed, (tokens, heads)))), "fp32")
+    if gate == "mild":  # logsigmoid(x) / 16 of x in [-2, 2)
+        g = rounded((1 + np.exp(-2 * U(seed, (tokens, heads)))) ** (-1 / 16), "fp32")
     k = call.k
     if correlated:
         k = rounded(
@@ -211,12 +212,13 @@ def test_no_less_accurate_than_one_pass(cut_target, gate, correlated):
 
 
 def test_graph_with_new_lengths(cut_torch):
-    """One captured call: many sequences, then one long, then none; the bytes of a plain call."""
+    """One captured call: one long sequence, then many short ones, then none, then a mixture; the
+    bytes of a plain call each time."""
     target, tokens, pages = cut_torch, 2400, 60
     function = gdn_paged.chunk_gated_delta_rule_paged
     batches = (
-        [(0, 500), (70, 470), (64, 564), (3, 103), (0, 300), (1, 401)],
         [(100, 2500), *[(0, 0)] * 5],
+        [(0, 500), (70, 470), (64, 564), (3, 103), (0, 300), (1, 401)],
         [(0, 0)] * 6,
         [*[(0, 0)] * 4, (64, 2000), (0, 400)],
     )
@@ -284,14 +286,50 @@ def test_explain_says_the_regime(cut_target):
     assert "context parallel" in text and "sequence 1 in 1" in text
     assert "use_cp forbids it" in explained(cut_target, long, use_cp=False)
     assert "batch-invariant" in explained(cut_target, long, deterministic="batch")
-    assert "one pass" in explained(cut_target, ((0, 64),))
+    one = explained(cut_target, ((0, 64),))
+    assert "one pass" in one and "two blocks" in one
 
 
 @pytest.mark.parametrize("heads", [(2, 8), (8, 32), (16, 64)], ids=str)
-def test_workspace_of_a_long_prompt(cut_target, heads):
-    """32768 tokens fit 256 MB with the maps of the segments, on every number of heads."""
-    for use_cp in ("auto", True, False):
+def test_workspace_of_a_long_prompt(target, heads):
+    """32768 tokens fit 256 MB with the maps of the segments, on every row and number of heads."""
+    hq, hv = heads
+    for use_cp in ("auto", False) if target.prefill_row != SERVES else ("auto", True, False):
         size = gdn_paged.prefill_workspace_size(
-            1, 32768, heads[0], heads[0], heads[1], D, device="cuda", use_cp=use_cp,
-        )  # fmt: skip
-        assert 0 < size <= 256_000_000
+            1, 32768, hq, hq, hv, D, device=target.device, backend=target.prefill_row, use_cp=use_cp
+        )
+        assert size <= 256_000_000
+        assert size > 0 or target.device == "cpu"
+
+
+def test_workspace_is_exact(torch_cuda):
+    """A call is served by the workspace that it names when it refuses a smaller one, and the size
+    function gives no less: 32768 tokens, 64 heads."""
+    target, torch = torch_cuda, torch_cuda.arrays.torch
+    (hq, hv), tokens, page_size = (16, 64), 32768, 4096
+    size = gdn_paged.prefill_workspace_size(
+        1, tokens, hq, hq, hv, D, page_size=page_size, device="cuda", backend=target.prefill_row
+    )
+    shapes = {"q": (tokens, hq, D), "k": (tokens, hq, D), "v": (tokens, hv, D)}
+    operands = {
+        name: torch.full(shape, 0.01, dtype=torch.bfloat16, device="cuda")
+        for name, shape in shapes.items()
+    }
+    table = page_table(page_size, (list(range(8)), 0, tokens))
+    arguments = operands | target.page_arguments(table) | {
+        "cu_seqlens": target.table(table.cu_seqlens), "page_size": page_size,
+        "state_pool": torch.zeros(8, hv, D, D, device="cuda"), "backend": target.prefill_row,
+    }  # fmt: skip
+    scratch = torch.empty(size + 256, dtype=torch.uint8, device="cuda")
+    scratch = scratch[-scratch.data_ptr() % 256 :]
+
+    def needed(given):
+        with pytest.raises(ValueError, match=r"workspace: \d+ bytes given, \d+ needed") as refusal:
+            gdn_paged.chunk_gated_delta_rule_paged(**arguments, workspace=scratch[:given])
+        return int(re.search(r"(\d+) needed", str(refusal.value))[1])
+
+    exact = needed(256)
+    assert exact <= size <= 256_000_000
+    assert needed(exact - 1) == exact
+    out = gdn_paged.chunk_gated_delta_rule_paged(**arguments, workspace=scratch[:exact])
+    assert bool(torch.isfinite(out).all())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gdn_paged
+from test_segments import slot_form
 
 LAUNCHES = 10_000
 ROWS, TOKENS, DIM, PAGE = 1500, 6000, 128, 64
@@ -31,9 +32,9 @@ class Tables:
         return [array[a:b] for a, b in zip(self.begins[:-1], self.begins[1:], strict=True)]
 
 
-def prefill_tables(rng: np.random.Generator, tables: Tables) -> None:
-    """cu_seqlens, page_indices, page_indptr and last_page_len of up to 300 ragged sequences."""
-    count = int(rng.integers(1, 300 if rng.random() < 0.25 else 12))
+def prefill_tables(rng: np.random.Generator, tables: Tables, most: int = 300) -> None:
+    """cu_seqlens, page_indices, page_indptr and last_page_len of up to `most` ragged sequences."""
+    count = int(rng.integers(1, most if rng.random() < 0.25 else min(most, 12)))
     new = rng.integers(0, max(2, TOKENS // count), count) * (rng.random(count) > 0.2)
     prefix = rng.integers(0, 150, count) * (rng.random(count) > 0.3)
     prefix = np.maximum(prefix, new == 0)
@@ -110,6 +111,48 @@ def test_random_prefills(torch_cuda):
         results.append((output.clone(), pool.clone()))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
     assert float(pool.abs().max()) > 0.01
+
+
+def test_random_segments(torch_cuda):
+    """Sequences cut into segments, where the call demands it and where the device chooses, against
+    the row that cuts none; both go on from the same pool."""
+    target, torch = torch_cuda, torch_cuda.arrays.torch
+    if target.prefill_row != "cuda_sm90":
+        pytest.skip("this row has no context parallelism")
+    rng, tables, (hq, hv) = np.random.default_rng(703), Tables(), (1, 2)
+    for _ in range(LAUNCHES):
+        prefill_tables(rng, tables, most=8)
+    parts = tables.on_device(target)
+    output = torch.zeros(TOKENS, hv, DIM, dtype=torch.bfloat16, device="cuda")
+    pool = torch.full((ROWS, hv, DIM, DIM), 0.01, device="cuda")
+    arguments = operands(torch, TOKENS, (hq, hv)) | {
+        "g": torch.rand(TOKENS, hv, device="cuda") * 0.2 + 0.8,
+        "beta": torch.rand(TOKENS, hv, device="cuda"),
+        "page_size": PAGE,
+    }
+    expected, expected_pool = torch.zeros_like(output), pool.clone()
+    worst = torch.zeros(2, device="cuda")
+    names = ("cu_seqlens", "page_indices", "page_indptr", "last_page_len")
+    for i in range(0, len(parts), 4):
+        call = arguments | dict(zip(names, parts[i : i + 4], strict=True))
+        use_cp = "auto" if i % 8 else True
+        cut = slot_form(target, call | {"output": output}, pool, use_cp)
+        gdn_paged.chunk_gated_delta_rule(**cut, backend="cuda_sm90")
+        gdn_paged.chunk_gated_delta_rule_paged(
+            **call, output=expected, state_pool=expected_pool, backend="cuda_portable"
+        )
+        own_pages = expected_pool[call["page_indices"].long()]
+        errors = [
+            (x.float() - y.float()).norm() / truth.float().norm().clamp_min(1e-3)
+            for x, y, truth in (
+                (output, expected, expected),
+                (pool, expected_pool, own_pages),
+            )
+        ]
+        worst = torch.maximum(worst, torch.stack(errors))
+        expected_pool.copy_(pool)
+    wait(torch)
+    assert bool((worst <= 2e-2).all()), worst
 
 
 def test_random_decodes(torch_cuda):
