@@ -198,7 +198,7 @@ void call_segment(const Place& place, const Params* p, const gdn_segment_t* segm
   const Params seen = visible(*p);
   const gdn_segment_t map = visible(*segment);
   const Shapes shapes(seen);
-  const int64_t square = int64_t{seen.head_dim_k} * seen.head_dim_k;
+  const Wide square = Wide{seen.head_dim_k} * seen.head_dim_k;
   const Wide sizes[] = {shapes.state_heads(seen) * square, shapes.elements};
   float* const written[] = {map.transition, map.offset};
   for (int i = 0; status == GDN_OK && i < 2; ++i) {
