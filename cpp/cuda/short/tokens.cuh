@@ -8,8 +8,7 @@
 #pragma once
 
 #include "core/gate.h"
-#include "cuda/short/params.h"
-#include "cuda/short/state.cuh"
+#include "cuda/short/item.cuh"
 
 namespace gdn {
 
@@ -20,7 +19,7 @@ struct ShortTraits {
   static constexpr int kSteps = kDim / 16;  // of 16 columns of S
   static constexpr int kTiles = kDim / 16;  // of 16 rows of S, one for each warp of a head
   static constexpr int kMaxWarps = 4;       // of a block
-  static constexpr int kBlocksPerSm = 4;
+  static constexpr int kBlocksPerSm = kDim == 128 ? 3 : 4;
   static constexpr int kHead = kDim * kDim;
 };
 
@@ -60,7 +59,8 @@ struct ShortShared {
   alignas(16) float mix[kTokens][20];
   float decay[kTokens];  // G_t
   float beta[kTokens];
-  int32_t reset[kTokens];  // latest token <= t with alpha = 0, or -1
+  uint4 v[Traits::kMaxWarps][32];  // each lane's own
+  int32_t reset[kTokens];          // latest token <= t with alpha = 0, or -1
 };
 
 // Eight elements of one row as they lie in memory.
