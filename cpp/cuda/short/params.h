@@ -14,8 +14,7 @@ struct ShortParams {
   SmallDivisor heads_per_v;
   const PlanHeader* plan = nullptr;     // null: every sequence is short and resolved here
   const ShortEntry* entries = nullptr;  // the last of the plan's list; they lie before it
-  int32_t parts = 1;                    // items of a state
-  int32_t run = 1;                      // items of a sequence that a block takes in turn
+  int32_t parts = 1;                    // blocks that share a state
   bool vector_qk = false;               // rows of q and k lie on 16 bytes
   bool vector_v = false;                // four elements of v and of the output lie on 8 bytes
   bool vector_state = false;            // four elements of all pools lie on their size

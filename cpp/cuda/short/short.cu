@@ -52,14 +52,10 @@ void launch_items(const PrefillProblem& p, ShortParams params) {
     int warps = Traits::kMaxWarps;
     while (warps > 2 && tiles / warps < device.num_sms) warps /= 2;
     params.parts = Traits::kTiles / warps;
-    // Many states: a block takes several of a sequence, resolves it once, and asks for the next
-    // while it works on one; two turns of blocks at least, as their ends differ.
-    const int64_t room = int64_t{2} * Traits::kBlocksPerSm * device.num_sms;
-    params.run = static_cast<int32_t>(std::clamp<int64_t>(tiles / warps / room, 1, 8));
-    const int64_t per_sequence = int64_t{p.heads.state} * params.parts;
-    int64_t blocks = sequences * ((per_sequence + params.run - 1) / params.run);
-    // Most calls have far fewer short sequences than sequences.
-    if (!alone) blocks = std::min(blocks, room);
+    int64_t blocks = tiles / warps;
+    // Most calls have far fewer short sequences than sequences. NOTE: two turns, so that blocks
+    // that find no room beside the scan have little to do behind it.
+    if (!alone) blocks = std::min(blocks, int64_t{2} * Traits::kBlocksPerSm * device.num_sms);
     launch(short_kernel<Traits>,
            {.blocks = blocks,
             .threads = 32 * warps,

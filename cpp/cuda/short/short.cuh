@@ -1,16 +1,13 @@
 // Up to 16 new tokens on a paged state in one pass: S is read once into registers, gives all
 // products that the tokens need, takes the tokens in, and is written once for each page end that
 // they reach and for their last one. All products with S are matrix instructions on S split in two
-// 16-bit numbers; everything between the tokens is fp32. A single token goes its own way
-// (single.cuh).
+// 16-bit numbers; everything between the tokens is fp32.
 //
-// Items are (state head, part of the V rows) of a sequence; a block takes a run of them. A warp
-// owns 16 rows of S, and a lane reads its own elements before it writes them, so pages are updated
-// in place.
+// Items are (sequence, state head, part of the V rows). A warp owns 16 rows of S, and a lane reads
+// its own elements before it writes them, so pages are updated in place.
 #pragma once
 
 #include "cuda/common/dependent.cuh"
-#include "cuda/short/single.cuh"
 #include "cuda/short/tokens.cuh"
 
 namespace gdn {
@@ -39,14 +36,38 @@ __device__ __forceinline__ void touch_tables(const PrefillProblem& p, int64_t b)
   }
 }
 
-// The block's sequence, by its first warp.
-__device__ __forceinline__ void resolve_alone(ShortEntry& entry, const PrefillProblem& p,
-                                              int64_t b) {
-  if (this_warp() == 0) {
-    touch_tables(p, b);
-    if (this_lane() == 0) entry = short_entry(p, resolve_sequence(p, b));
+// What one block works on.
+struct ShortItem {
+  uint32_t sequence;
+  int32_t h;
+  int32_t first_row;  // of this warp
+
+  template <class Traits>
+  static __device__ __forceinline__ ShortItem of(const ShortParams& p, uint32_t number) {
+    const auto heads = static_cast<uint32_t>(p.problem.heads.state);
+    const uint32_t state = number / p.parts, part = number - state * p.parts;
+    const uint32_t sequence = state / heads;
+    const int warps = static_cast<int>(blockDim.x / 32);
+    return {.sequence = sequence,
+            .h = static_cast<int32_t>(state - sequence * heads),
+            .first_row = 16 * (static_cast<int>(part) * warps + this_warp())};
   }
-  __syncthreads();
+};
+
+__device__ __forceinline__ int64_t checkpoint_of(const PrefillProblem& p, const ShortEntry& s,
+                                                 int64_t j) {
+  const int64_t entry = s.checkpoint_start + j;
+  return p.checkpoint_indices ? p.checkpoint_indices[entry] : entry;
+}
+
+// Outputs of a dead sequence, which may be longer than a short one, for a warp's rows.
+__device__ __forceinline__ void zero_outputs(const ShortParams& p, const ShortEntry& s, int32_t h,
+                                             int first_row) {
+  const Tensor& o = p.problem.output;
+  for (int64_t t = this_lane() / 4; t < s.length; t += 8) {
+    const int64_t at = (s.begin + t) * o.row_stride + h * o.head_stride + first_row;
+    store_four(o, at + 4 * (this_lane() % 4), uint2{}, p.vector_v);
+  }
 }
 
 // v of tokens r and r + 8, four rows each.
@@ -63,14 +84,11 @@ __device__ __forceinline__ void load_values(uint2 (&v)[2], const ShortParams& p,
   }
 }
 
-template <class Traits>
-using TileRows = StateRows<FragmentPlaces<Traits::kDim>>;
-
 // S k^T and S q^T for a warp's rows.
 template <class Traits>
 __device__ __forceinline__ void multiply_state(const ShortShared<Traits>& shared,
-                                               const TileRows<Traits>& state, bool split, bool wide,
-                                               float (&sk)[2][4], float (&sq)[2][4]) {
+                                               const StateRows<Traits::kDim>& state, bool split,
+                                               bool wide, float (&sk)[2][4], float (&sq)[2][4]) {
   using Io = typename Traits::Io;
   const uint32_t keys = shared.k.place(this_lane()), queries = shared.q.place(this_lane());
 #pragma unroll
@@ -78,7 +96,7 @@ __device__ __forceinline__ void multiply_state(const ShortShared<Traits>& shared
     uint32_t head[4], rest[4], k[4], q[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {  // row e % 2, half e / 2
-      const float* x = state.x[2 * step + e % 2] + 2 * (e / 2);
+      const float* x = state.x[step][e % 2] + 2 * (e / 2);
       head[e] = split_pair<Io>(x[0], x[1], &rest[e]);
     }
     load_matrices(k, keys + step * TokenTile<Traits>::kStep);
@@ -98,9 +116,9 @@ __device__ __forceinline__ void multiply_state(const ShortShared<Traits>& shared
 // The state after token `last` of the sequence, G S + sum_t D u_t k_t^T, to a page.
 template <class Traits>
 __device__ __forceinline__ void store_state(const ShortShared<Traits>& shared, const ShortParams& p,
-                                            const TileRows<Traits>& state, const TileTokens& tokens,
-                                            int last, bool wide, void* page, DType dtype,
-                                            int place) {
+                                            const StateRows<Traits::kDim>& state,
+                                            const TileTokens& tokens, int last, bool wide,
+                                            void* page, DType dtype, int place) {
   using Io = typename Traits::Io;
   const int c = this_lane() % 4;
   const int reset = shared.reset[last], first = max(reset, 0);
@@ -130,7 +148,7 @@ __device__ __forceinline__ void store_state(const ShortShared<Traits>& shared, c
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float x = state.x[2 * step + e / 2][2 * half + e % 2];
+        const float x = state.x[step][e / 2][2 * half + e % 2];
         sums[half][e] = reset < 0 ? keep * x : 0.0f;
       }
       const uint32_t low = k[2 * half] & mask[0], high = k[2 * half + 1] & mask[1];
@@ -145,7 +163,7 @@ __device__ __forceinline__ void store_state(const ShortShared<Traits>& shared, c
     for (int row = 0; row < 2; ++row) {
       const float x[4] = {sums[0][2 * row], sums[0][2 * row + 1], sums[1][2 * row],
                           sums[1][2 * row + 1]};
-      store_places(page, dtype, place + FragmentPlaces<Traits::kDim>::offset(2 * step + row), x,
+      store_places(page, dtype, place + StateRows<Traits::kDim>::step_offset(2 * step + row), x,
                    p.vector_state);
     }
   }
@@ -168,39 +186,37 @@ __device__ __forceinline__ void store_outputs(const ShortParams& p, const ShortE
 }
 
 template <class Traits>
-__device__ __forceinline__ void run_several(ShortShared<Traits>& shared, const ShortParams& p,
-                                            const ShortEntry& s, const ShortItem& item) {
+__device__ __forceinline__ void run_short(ShortShared<Traits>& shared, const ShortParams& p,
+                                          const ShortEntry& s, const ShortItem& item) {
   using Io = typename Traits::Io;
   constexpr int kDim = Traits::kDim;
   const PrefillProblem& problem = p.problem;
   const bool wide = s.length > 8;
-  const int place = FragmentPlaces<kDim>::first(item.first_row);
+  const int place = lane_place<kDim>(item.first_row);
 
-  // Everything that comes from memory is requested before any of it is waited for. S comes to L2:
-  // its registers are not needed before the triangles are made.
+  // Everything that comes from memory is requested before any of it is waited for.
   uint2 v[2];
   load_values(v, p, s, item);
-  const void* from = head_state(problem.initial, s.read_row, item.h, Traits::kHead);
-  prefetch_rows<Traits>(from, problem.initial.dtype, item.first_row);
+  StateRows<kDim> state;
+  state.load(head_state(problem.initial, s.read_row, item.h, Traits::kHead), problem.initial.dtype,
+             place, p.vector_state);
+  int64_t page = s.to_page_end <= s.length ? checkpoint_of(problem, s, 0) : -1;
   if (this_warp() == 0) stage_gates(shared, problem.gates, s, item.h);
   stage_tokens(shared, p, s, item.h);
-  uint4& own_v = shared.v[this_warp()][this_lane()];  // out of the way of S
-  own_v = {v[0].x, v[0].y, v[1].x, v[1].y};
   __syncthreads();
   make_triangles(shared, problem.scale, wide);
 
-  TileRows<Traits> state;
-  state.load(from, problem.initial.dtype, place, p.vector_state);
+  state.unpack();
   const DType io = std::is_same_v<Io, bf16> ? DType::kBFloat16 : DType::kFloat16;
   float sk[2][4] = {}, sq[2][4] = {};
-  multiply_state(shared, state, problem.initial.dtype != io, wide, sk, sq);
+  multiply_state(shared, state, state.dtype != io, wide, sk, sq);
   TileTokens tokens;
-  const uint32_t words[4] = {own_v.x, own_v.y, own_v.z, own_v.w};
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {  // half e / 2 of the tokens, row e % 2 of two
-    const float2 pair = unpack2<Io>(transpose_matrix(words[e]));
-    tokens.u[e / 2][2 * (e % 2)] = pair.x;
-    tokens.u[e / 2][2 * (e % 2) + 1] = pair.y;
+  for (int j = 0; j < 2; ++j) {
+    const float2 low = unpack2<Io>(transpose_matrix(v[j].x));
+    const float2 high = unpack2<Io>(transpose_matrix(v[j].y));
+    tokens.u[j][0] = low.x, tokens.u[j][1] = low.y;
+    tokens.u[j][2] = high.x, tokens.u[j][3] = high.y;
   }
   __syncthreads();  // the triangles are there
   solve_tile(shared, problem.scale, s.length, tokens, sk, sq);
@@ -208,11 +224,13 @@ __device__ __forceinline__ void run_several(ShortShared<Traits>& shared, const S
 
   // Every page end that the tokens reach, then the final state.
   int64_t end = s.to_page_end;
-  for (int64_t j = 0; end <= s.length; ++j, end += problem.checkpoint_every) {
-    void* to = head_state(problem.checkpoints, checkpoint_of(problem, s, j), item.h, Traits::kHead);
-    if (to == nullptr) continue;
-    store_state(shared, p, state, tokens, static_cast<int>(end) - 1, wide, to,
-                problem.checkpoints.dtype, place);
+  for (int64_t j = 1; end <= s.length; ++j, end += problem.checkpoint_every) {
+    void* to = head_state(problem.checkpoints, page, item.h, Traits::kHead);
+    if (to != nullptr) {
+      store_state(shared, p, state, tokens, static_cast<int>(end) - 1, wide, to,
+                  problem.checkpoints.dtype, place);
+    }
+    if (end + problem.checkpoint_every <= s.length) page = checkpoint_of(problem, s, j);
   }
   void* to = head_state(problem.output_state, s.write_row, item.h, Traits::kHead);
   if (to == nullptr) return;
@@ -220,38 +238,34 @@ __device__ __forceinline__ void run_several(ShortShared<Traits>& shared, const S
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(32 * Traits::kMaxWarps, Traits::kBlocksPerSm)
+__global__ void __launch_bounds__(32 * Traits::kMaxWarps, Traits::kRegisterBlocks)
     short_kernel(const __grid_constant__ ShortParams p) {
   __shared__ ShortShared<Traits> shared;
-  __shared__ SingleShared<Traits> singles[Traits::kMaxWarps];
   const bool alone = p.plan == nullptr;
-  if (alone) {
-    dependency_wait();
-    allow_dependents();
-  }
+  if (alone) dependency_wait();
+  // Beside the scan, too: the next kernel waits for the end of this one, which comes after that of
+  // the scan.
+  allow_dependents();
   // Beside the chunk kernels nothing is waited for: all blocks of the scan before it run, so
   // whatever lies before the scan is done, and the scan has no page or output of a short sequence.
   const uint32_t per_sequence = p.problem.heads.state * p.parts;
-  const uint32_t runs = (per_sequence + p.run - 1) / p.run;
-  const uint32_t units = alone ? gridDim.x : p.plan->num_short * runs;
-#pragma unroll 1
-  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const uint32_t sequence = unit / runs, first = (unit - sequence * runs) * p.run;
-    if (alone) resolve_alone(shared.entry, p.problem, sequence);
-    const ShortEntry s = alone ? shared.entry : *(p.entries - sequence);
-    const uint32_t last = min(first + p.run, per_sequence);
-#pragma unroll 1
-    for (uint32_t number = first; number < last; ++number) {
-      const auto item = ShortItem::of(p, number);
-      if (!s.live) {
-        zero_outputs(p, s, item);
-      } else if (s.length == 1) {
-        run_single(singles[this_warp()], p, s, number, number + 1 < last);
-      } else {
-        run_several(shared, p, s, item);
-        __syncthreads();  // what is shared makes room for the next item
+  const uint32_t items = alone ? gridDim.x : p.plan->num_short * per_sequence;
+  for (uint32_t number = blockIdx.x; number < items; number += gridDim.x) {
+    const ShortItem item = ShortItem::of<Traits>(p, number);
+    if (alone && this_warp() == 0) {
+      touch_tables(p.problem, item.sequence);
+      if (this_lane() == 0) {
+        shared.entry = short_entry(p.problem, resolve_sequence(p.problem, item.sequence));
       }
     }
+    if (alone) __syncthreads();
+    const ShortEntry s = alone ? shared.entry : *(p.entries - item.sequence);
+    if (s.live) {
+      run_short(shared, p, s, item);
+    } else {
+      zero_outputs(p, s, item.h, item.first_row);
+    }
+    __syncthreads();  // what is shared makes room for the next item
   }
   // The end of this kernel is the end of the call, so it comes after that of the scan.
   if (!alone && blockIdx.x == gridDim.x - 1) dependency_wait();

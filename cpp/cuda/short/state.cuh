@@ -1,4 +1,5 @@
-// 16 rows of a state in the registers of a warp, in fp32 whatever the pool holds.
+// 16 rows of a state in the registers of a warp, in fp32 whatever the pool holds. A lane's places
+// of one step of 16 columns: rows row_of(r) and row_of(r) + 2, columns 4c .. 4c + 3.
 #pragma once
 
 #include "cuda/common/pool.cuh"
@@ -7,41 +8,29 @@
 
 namespace gdn {
 
-// Which four neighbours of 16 rows are a lane's e-th ones, as element offsets in a [V, K] state.
-// As the fragments of m16n8k16: step e / 2 of 16 columns, row e % 2 of two.
+// The element of a [V, K] state where a lane's places begin; rows are 2 kDim and steps 16 apart.
 template <int kDim>
-struct FragmentPlaces {
-  static constexpr int kCount = kDim / 8;
+__device__ __forceinline__ int lane_place(int first_row) {
+  const int r = this_lane() / 4, c = this_lane() % 4;
+  return (first_row + row_of(r)) * kDim + 4 * c;
+}
 
-  static __device__ __forceinline__ int first(int first_row) {
-    const int r = this_lane() / 4, c = this_lane() % 4;
-    return (first_row + row_of(r)) * kDim + 4 * c;
+// Four neighbours of a state that lie anywhere: fp32 as they are, 16 bits as two words.
+__device__ __forceinline__ void load_places(float (&x)[4], const void* state, DType dtype, int i) {
+  if (dtype == DType::kFloat32) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[e] = static_cast<const float*>(state)[i + e];
+    return;
   }
-  static __device__ __forceinline__ int offset(int e) { return 16 * (e / 2) + 2 * kDim * (e % 2); }
-};
+  const auto* from = static_cast<const uint16_t*>(state) + i;
+  x[0] = __uint_as_float(from[0] | static_cast<uint32_t>(from[1]) << 16);
+  x[1] = __uint_as_float(from[2] | static_cast<uint32_t>(from[3]) << 16);
+}
 
-// As memory likes it: eight lanes side by side in a row; part e / 4 of it, row e % 4 of four.
-template <int kDim>
-struct LinePlaces {
-  static constexpr int kCount = kDim / 8;
-
-  static __device__ __forceinline__ int first(int first_row) {
-    return (first_row + this_lane() / 8) * kDim + 4 * (this_lane() % 8);
-  }
-  static __device__ __forceinline__ int offset(int e) { return 32 * (e / 4) + 4 * kDim * (e % 4); }
-};
-
-// Four neighbours on 16 or 8 bytes.
 template <class T>
-__device__ __forceinline__ void load_vector(float (&x)[4], const T* from) {
-  const Streaming streaming(false);
-  if constexpr (sizeof(T) == 4) {
-    unpack<float>(streaming.load(from), x);
-  } else {
-    const uint2 words = streaming.load_half(from);
-    const float2 low = unpack2<T>(words.x), high = unpack2<T>(words.y);
-    x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
-  }
+__device__ __forceinline__ void unpack_places(float (&x)[4]) {
+  const float2 low = unpack2<T>(__float_as_uint(x[0])), high = unpack2<T>(__float_as_uint(x[1]));
+  x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
 }
 
 __device__ __forceinline__ void store_places(void* state, DType dtype, int i, const float (&x)[4],
@@ -77,35 +66,56 @@ __device__ __forceinline__ void* head_state(const Pool& pool, int64_t row, int32
   return static_cast<char*>(pool.data) + size * (row * pool.row_stride + h * head_elements);
 }
 
-template <class Places>
+template <int kDim>
 struct StateRows {
-  static constexpr int kCount = Places::kCount;
-  float x[kCount][4];
+  static constexpr int kSteps = kDim / 16;
+  float x[kSteps][2][4];
+  DType dtype = DType::kFloat32;  // of what was loaded; 16 bits lie in words until `unpack`
 
-  template <class T>
-  __device__ __forceinline__ void load_as(const void* state, int place, bool vectors) {
-    const T* from = static_cast<const T*>(state) + place;
-    if (vectors) {
+  // Elements from the lane's first place to that of step e / 2, row e % 2 of two.
+  static __device__ __forceinline__ int step_offset(int e) {
+    return 16 * (e / 2) + 2 * kDim * (e % 2);
+  }
+
+  __device__ __forceinline__ void load(const void* state, DType stored, int place, bool vectors) {
+    if (state == nullptr) {
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) load_vector(x[e], from + Places::offset(e));
+      for (int e = 0; e < 8 * kSteps; ++e) x[e / 8][e / 4 % 2][e % 4] = 0.0f;
+      return;
+    }
+    dtype = stored;
+    const Streaming streaming(false);
+    if (!vectors) {
+#pragma unroll
+      for (int e = 0; e < 2 * kSteps; ++e) {
+        load_places(x[e / 2][e % 2], state, dtype, place + step_offset(e));
+      }
+    } else if (dtype == DType::kFloat32) {
+#pragma unroll
+      for (int e = 0; e < 2 * kSteps; ++e) {
+        const float* from = static_cast<const float*>(state) + place + step_offset(e);
+        gdn::unpack<float>(streaming.load(from), x[e / 2][e % 2]);
+      }
     } else {
 #pragma unroll
-      for (int e = 0; e < 4 * kCount; ++e) {
-        x[e / 4][e % 4] = to_float(from[Places::offset(e / 4) + e % 4]);
+      for (int e = 0; e < 2 * kSteps; ++e) {
+        const auto* from = static_cast<const uint16_t*>(state) + place + step_offset(e);
+        const uint2 words = streaming.load_half(from);
+        x[e / 2][e % 2][0] = __uint_as_float(words.x);
+        x[e / 2][e % 2][1] = __uint_as_float(words.y);
       }
     }
   }
-  __device__ __forceinline__ void load(const void* state, DType dtype, int place, bool vectors) {
-    if (state == nullptr) return clear();
-    switch (dtype) {
-      case DType::kBFloat16: return load_as<bf16>(state, place, vectors);
-      case DType::kFloat16: return load_as<fp16>(state, place, vectors);
-      default: return load_as<float>(state, place, vectors);
-    }
-  }
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void unpack() {
+    if (dtype == DType::kFloat32) return;
 #pragma unroll
-    for (int e = 0; e < 4 * kCount; ++e) x[e / 4][e % 4] = 0.0f;
+    for (int e = 0; e < 2 * kSteps; ++e) {
+      if (dtype == DType::kBFloat16) {
+        unpack_places<bf16>(x[e / 2][e % 2]);
+      } else {
+        unpack_places<fp16>(x[e / 2][e % 2]);
+      }
+    }
   }
 };
 

@@ -8,7 +8,8 @@
 #pragma once
 
 #include "core/gate.h"
-#include "cuda/short/item.cuh"
+#include "cuda/short/params.h"
+#include "cuda/short/state.cuh"
 
 namespace gdn {
 
@@ -19,7 +20,13 @@ struct ShortTraits {
   static constexpr int kSteps = kDim / 16;  // of 16 columns of S
   static constexpr int kTiles = kDim / 16;  // of 16 rows of S, one for each warp of a head
   static constexpr int kMaxWarps = 4;       // of a block
-  static constexpr int kBlocksPerSm = kDim == 128 ? 3 : 4;
+  static constexpr int kBlocksPerSm = 4;
+  // What registers are shared out for: with four blocks head size 128 spills there.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+  static constexpr int kRegisterBlocks = kDim == 128 ? 3 : kBlocksPerSm;
+#else
+  static constexpr int kRegisterBlocks = kBlocksPerSm;
+#endif
   static constexpr int kHead = kDim * kDim;
 };
 
@@ -59,8 +66,7 @@ struct ShortShared {
   alignas(16) float mix[kTokens][20];
   float decay[kTokens];  // G_t
   float beta[kTokens];
-  uint4 v[Traits::kMaxWarps][32];  // each lane's own
-  int32_t reset[kTokens];          // latest token <= t with alpha = 0, or -1
+  int32_t reset[kTokens];  // latest token <= t with alpha = 0, or -1
 };
 
 // Eight elements of one row as they lie in memory.
