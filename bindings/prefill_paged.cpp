@@ -41,7 +41,8 @@ void set_page_table(PrefillCall& c) {
   p.last_page_len = last.data;
   p.last_page_len_dtype = last.dtype;
   p.page_size = to_int64("page_size", c.args[kPageSize]);
-  if (p.page_size == 0) fail("page_size: 0; expected a positive multiple of 64");
+  if (p.page_size == 0)
+    fail("page_size: 0; expected a positive multiple of 64, or any with allow_unaligned_pages");
   if (to_bool("allow_unaligned_pages", c.args[kAllowUnaligned])) {
     p.flags |= GDN_ALLOW_UNALIGNED_PAGES;
   }

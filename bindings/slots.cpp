@@ -38,7 +38,8 @@ struct TableCall {
     if (!is_decode) {
       const Table cu = call.table("cu_seqlens", args[kCuSeqlens], kAny);
       if (cu.size < 1) fail("cu_seqlens: 0 entries; expected num_seqs + 1");
-      if (p.page_size == 0) fail("page_size: 0; expected a positive multiple of 64");
+      if (p.page_size == 0)
+        fail("page_size: 0; expected a positive multiple of 64, or any with allow_unaligned_pages");
       p.cu_seqlens = cu.data;
       p.cu_seqlens_dtype = cu.dtype;
       p.num_seqs = cu.size - 1;

@@ -101,7 +101,7 @@ def test_slots_hold_the_given_page(target):
     by_slots = target.prefill(bare, arrays[1], "bf16", options={"slots": slots})
     assert np.array_equal(target.bits(out), target.bits(by_slots))
     assert np.array_equal(target.bits(arrays[0]), target.bits(arrays[1]))
-    with pytest.raises(ValueError, match=r"initial_page_indices: .* given with slots"):
+    with pytest.raises(ValueError, match=r"initial_page_indices: given with slots"):
         target.prefill(call, arrays[0], "bf16", options={"slots": slots})
 
 
@@ -111,7 +111,7 @@ def test_decode_slots_hold_the_given_page(target):
     assert target.values(slots[0]).tolist() == [9, -1, 4, 9, -1]
     assert target.values(slots[1]).tolist() == [2, 3, 4, 8, -1]
     call, pool = make_decode(955, table, (1, 2), None), target.pool(make_pool(955, ROWS, 2)).view
-    with pytest.raises(ValueError, match=r"initial_page_indices: .* given with slots"):
+    with pytest.raises(ValueError, match=r"initial_page_indices: given with slots"):
         target.decode(call, pool, "bf16", options={"slots": slots})
 
 

@@ -47,3 +47,12 @@ def test_nothing_is_fetched_by_cmake():
         if path.relative_to(ROOT).parts[0] in ("cpp", "bindings", "tests", "CMakeLists.txt"):
             text = path.read_text()
             assert not re.search(r"FetchContent|ExternalProject|file\(DOWNLOAD", text), path
+
+
+def test_switches_of_a_build_add_up():
+    tomllib = pytest.importorskip("tomllib")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    defining = [one for one in settings["overrides"] if "define" in one.get("cmake", {})]
+    assert len(defining) >= 2
+    for override in defining:  # without it a second switch takes the place of the first
+        assert override["inherit"]["cmake"]["define"] == "append", override["if"]

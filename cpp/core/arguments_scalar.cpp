@@ -82,9 +82,8 @@ void check_absent(const char* name, const void* given, const char* form) {
 
 void check_no_slots(const void* initial_page_indices, bool slots_given) {
   GDN_REQUIRE(initial_page_indices == nullptr || !slots_given,
-              "initial_page_indices: %p given with slots, NULL expected (the call that computes "
-              "the slots takes it)",
-              initial_page_indices);
+              "initial_page_indices: given with slots, NULL expected (the call that computes the "
+              "slots takes it)");
 }
 
 float check_scale(double scale, bool is_explicit, int32_t head_dim_k) {

@@ -17,7 +17,7 @@ void check_sizes(const PrefillProblem& p) {
               static_cast<long long>(p.num_seqs));
   GDN_REQUIRE(p.num_tokens > 0, "num_tokens: 0 given, at least one new token expected");
   GDN_REQUIRE(p.plan == nullptr,
-              "plan: %p given, NULL expected, gdn_segment_begin plans into the workspace", p.plan);
+              "plan: given, NULL expected, gdn_segment_begin plans into the workspace");
   GDN_REQUIRE(p.use_cp != GDN_CP_OFF,
               "use_cp: GDN_CP_OFF (1) given, GDN_CP_AUTO (0) or GDN_CP_ON (2) expected");
 }
@@ -38,9 +38,8 @@ SegmentProblem segment_problem(const gdn_prefill_params_t* params, const gdn_seg
   GDN_REQUIRE(p.mapped || c.transition == nullptr,
               "offset: NULL given with a transition, both or neither expected");
   GDN_REQUIRE(p.open || c.transition == nullptr,
-              "transition: %p given without initial_state, NULL expected, offset is then the state "
-              "after the segment",
-              static_cast<void*>(c.transition));
+              "transition: given without initial_state, NULL expected, offset is then the state "
+              "after the segment");
   GDN_REQUIRE(!p.open || !p.mapped || c.transition != nullptr,
               "transition: NULL given with initial_state and offset, [H, K, K] expected");
   check_map_pointer("initial_state", c.initial_state);
@@ -58,6 +57,8 @@ CombineProblem combine_problem(const gdn_segment_combine_params_t* params) {
   p.device = check_device(c.device_type, c.device_id, c.stream);
   p.threads = check_threads(c.parallel_for, c.parallel_for_context, c.num_threads);
   check_count("num_maps", c.num_maps);
+  GDN_REQUIRE(c.num_heads >= 1, "num_heads: %lld given, at least 1 expected",
+              static_cast<long long>(c.num_heads));
   const Heads heads = check_heads({.q = c.num_heads,
                                    .k = c.num_heads,
                                    .v = c.num_heads,

@@ -94,7 +94,7 @@ def chunk_gated_delta_rule_paged(
             written.
         state_pool: ``[num_pages, H, V, K]``, fp32, bf16 or fp16; rows dense, their stride free.
         page_indices, page_indptr: int32 or int64 ``[num_indices]`` and ``[N + 1]``.
-        page_size: tokens of a page, a positive multiple of 64.
+        page_size: tokens of a page, a positive multiple of 64, or see allow_unaligned_pages.
         last_page_len: int32 or int64 ``[N]``, 1 to page_size.
         use_qk_l2norm_in_kernel: ``x * rsqrt(sum(x**2) + 1e-6)`` on q and k, fp32, then rounded.
         output: ``[T, H, V]``, the dtype of q; None: allocated by the framework of q.

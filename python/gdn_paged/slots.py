@@ -54,7 +54,7 @@ def gdn_paged_prefill_slots(
             int32 or int64 ``[num_seqs + 1]``, as all tables here.
         page_indices: page ids of all sequences, ``[num_indices]``.
         page_indptr: sequence b owns ``page_indices[page_indptr[b]:page_indptr[b + 1]]``.
-        page_size: tokens of a page, a positive multiple of 64.
+        page_size: tokens of a page, a positive multiple of 64, or see allow_unaligned_pages.
         last_page_len: tokens in each sequence's last page after the call, ``[num_seqs]``.
         initial_page_indices: the page to start from in place of a sequence's own, -1: its own;
             ``[num_seqs]``.

@@ -120,7 +120,7 @@ def gated_delta_rule_verify_paged(
         state_pool: ``[num_pages, H, V, K]``, fp32, bf16 or fp16; rows dense, their stride free.
         page_indices: ``[num_indices]``.
         page_indptr: ``[num_seqs + 1]``.
-        page_size: tokens of a page, a positive multiple of 64.
+        page_size: tokens of a page, a positive multiple of 64, or see allow_unaligned_pages.
         seq_lens: ``[num_seqs]``, tokens before the new ones, accepted draft tokens included.
         drafts: uint8 ``[slots, verify_draft_size(...)]``, of this layer; its first content does not
             matter, later only these calls write it.
