@@ -55,22 +55,4 @@ struct Streaming {
   }
 };
 
-// Pairs in any pool dtype, for kernels that hold a state in matrix fragments.
-__device__ __forceinline__ float2 load_state_pair(const void* state, DType dtype, int64_t i) {
-  if (dtype == DType::kFloat32) {
-    return *reinterpret_cast<const float2*>(static_cast<const float*>(state) + i);
-  }
-  const uint32_t word = *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(state) + i);
-  return dtype == DType::kBFloat16 ? unpack2<bf16>(word) : unpack2<fp16>(word);
-}
-
-__device__ __forceinline__ void store_state_pair(void* state, DType dtype, int64_t i, float2 x) {
-  if (dtype == DType::kFloat32) {
-    *reinterpret_cast<float2*>(static_cast<float*>(state) + i) = x;
-    return;
-  }
-  const uint32_t word = dtype == DType::kBFloat16 ? pack2<bf16>(x.x, x.y) : pack2<fp16>(x.x, x.y);
-  *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(state) + i) = word;
-}
-
 }  // namespace gdn

@@ -5,32 +5,10 @@
 #include "core/gate.h"
 #include "cuda/common/copy.cuh"
 #include "cuda/common/mma.cuh"
+#include "cuda/common/raw_gates.cuh"
 #include "cuda/sm80/traits.h"
 
 namespace gdn {
-
-// log2 alpha below this is 0 in fp32: an exact reset. It also bounds the cumulative sums.
-inline constexpr float kResetLog2 = -150.0f;
-
-// Gates of tokens 2 lane and 2 lane + 1 as read; decoded once all loads are on their way.
-struct RawGates {
-  uint32_t g[2] = {};
-  uint32_t beta[2] = {};
-};
-
-__device__ __forceinline__ uint32_t load_raw(const Tensor& x, int64_t row, int head) {
-  const int64_t i = row * x.row_stride + head * x.head_stride;
-  if (x.dtype == DType::kFloat32) return static_cast<const uint32_t*>(x.data)[i];
-  return static_cast<const uint16_t*>(x.data)[i];
-}
-
-__device__ __forceinline__ float decode_raw(uint32_t raw, DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16: return unpack2<bf16>(raw).x;
-    case DType::kFloat16: return unpack2<fp16>(raw).x;
-    default: return __uint_as_float(raw);
-  }
-}
 
 __device__ __forceinline__ RawGates read_gates(const Gates& gates, const ChunkRows& rows, int head,
                                                int lane) {
@@ -39,8 +17,8 @@ __device__ __forceinline__ RawGates read_gates(const Gates& gates, const ChunkRo
   for (int u = 0; u < 2; ++u) {
     const int row = 2 * lane + u;
     if (!rows.valid(row)) continue;
-    if (gates.g.data) raw.g[u] = load_raw(gates.g, rows.origin + row, head);
-    if (gates.beta.data) raw.beta[u] = load_raw(gates.beta, rows.origin + row, head);
+    if (gates.g.data) raw.g[u] = raw_gate(gates.g, rows.origin + row, head);
+    if (gates.beta.data) raw.beta[u] = raw_gate(gates.beta, rows.origin + row, head);
   }
   return raw;
 }
@@ -48,7 +26,7 @@ __device__ __forceinline__ RawGates read_gates(const Gates& gates, const ChunkRo
 __device__ __forceinline__ float log2_alpha_of(const Gates& gates, uint32_t raw, int head) {
   constexpr float kLog2e = 1.4426950408889634f;
   if (gates.form == GateForm::kNone) return 0.0f;
-  const float g = decode_raw(raw, gates.g.dtype);
+  const float g = gate_value(raw, gates.g.dtype);
   if (gates.form == GateForm::kLinear) return log2f(g);
   const float A_log = gates.A_log.data ? load_element(gates.A_log, 0, head) : 0.0f;
   const float dt_bias = gates.dt_bias.data ? load_element(gates.dt_bias, 0, head) : 0.0f;
@@ -66,7 +44,7 @@ __device__ __forceinline__ void form_gates(const Gates& gates, const RawGates& r
   for (int u = 0; u < 2; ++u) {
     const bool valid = rows.valid(2 * lane + u);
     log_alpha[u] = valid ? log2_alpha_of(gates, raw.g[u], head) : 0.0f;
-    beta[u] = gates.beta.data ? decode_raw(raw.beta[u], gates.beta.dtype) : 1.0f;
+    beta[u] = gates.beta.data ? gate_value(raw.beta[u], gates.beta.dtype) : 1.0f;
     if (gates.beta_is_logit) beta[u] = sigmoid(beta[u]);
     if (!valid) beta[u] = 0.0f;
   }

@@ -47,6 +47,21 @@ struct Carry {
     for (int r = 0; r < kTiles; ++r) store_tile(s[r], work.state(place) + r * (16 * kDim));
   }
 
+  // Every element of the tiles becomes element(row, column) of a [128, 128] state.
+  template <class Element>
+  __device__ __forceinline__ void fill(State& s, Element element) const {
+    const auto row0 = static_cast<int>(work.tile / kDim),
+               column0 = static_cast<int>(work.tile % kDim);
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        s[r][e >> 2][e & 3] =
+            element(row0 + 16 * r + 8 * ((e >> 1) & 1), column0 + 8 * (e >> 2) + (e & 1));
+      }
+    }
+  }
+
   // M of the first piece, back from the fragments of transition.cuh.
   __device__ __forceinline__ void load_first_transition(State& s) const {
     const auto* words =
@@ -57,17 +72,11 @@ struct Carry {
           ((row >> 4) * 16 + (column >> 3)) * 32 + (column & 7) * 4 + ((row & 7) >> 1);
       return words + 8 * vector + 2 * ((row >> 3) & 1) + (row & 1);
     };
-    const auto row0 = static_cast<int>(work.tile / kDim),
-               column0 = static_cast<int>(work.tile % kDim);
-#pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const bf16* x = part(row0 + 16 * r + 8 * ((e >> 1) & 1), column0 + 8 * (e >> 2) + (e & 1));
-        const float value = __bfloat162float(x[0]) + __bfloat162float(x[4]);
-        s[r][e >> 2][e & 3] = reset ? 0.0f : value;
-      }
-    }
+    fill(s, [&](int row, int column) {
+      const bf16* x = part(row, column);
+      const float value = __bfloat162float(x[0]) + __bfloat162float(x[4]);
+      return reset ? 0.0f : value;
+    });
   }
 
   // Through the maps [first, last).
@@ -123,17 +132,7 @@ struct Carry {
     State s = {};
     if (p.segments.mapped) store(s, p.offset);
     if (p.transition == nullptr) return;
-    const auto row0 = static_cast<int>(work.tile / kDim),
-               column0 = static_cast<int>(work.tile % kDim);
-#pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int row = row0 + 16 * r + 8 * ((e >> 1) & 1),
-                  column = column0 + 8 * (e >> 2) + (e & 1);
-        s[r][e >> 2][e & 3] = row == column ? 1.0f : 0.0f;
-      }
-    }
+    fill(s, [](int row, int column) { return row == column ? 1.0f : 0.0f; });
     store(s, p.transition);
   }
 };

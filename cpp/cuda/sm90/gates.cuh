@@ -4,41 +4,20 @@
 #include "core/gate.h"
 #include "cuda/common/copy.cuh"
 #include "cuda/common/mma.cuh"
+#include "cuda/common/raw_gates.cuh"
 #include "cuda/sm90/traits.h"
 
 namespace gdn::sm90 {
 
-// log2 alpha below the first is 0 in fp32: an exact reset. In the sums it counts as the second:
-// 2^-300 is 0 whatever is added to it, and 64 such terms keep the differences between other tokens
-// exact to 2^-9.
-inline constexpr float kResetLog2 = -150.0f;
+// What a reset counts as in the sums of log2 alpha: 2^-300 is 0 whatever is added to it, and 64
+// such terms keep the differences between other tokens exact to 2^-9.
 inline constexpr float kResetLog2Sum = -300.0f;
-
-// Gates of tokens 2 lane and 2 lane + 1 as read; converted once K is on its way too.
-struct RawGates {
-  uint32_t g[2] = {};
-  uint32_t beta[2] = {};
-};
 
 // Foreign rows have alpha = 1 and beta = 0.
 struct LaneGates {
   float log2_alpha[2];
   float beta[2];
 };
-
-__device__ __forceinline__ uint32_t raw_gate(const Tensor& x, int64_t row, int head) {
-  const int64_t i = row * x.row_stride + head * x.head_stride;
-  if (x.dtype == DType::kFloat32) return static_cast<const uint32_t*>(x.data)[i];
-  return static_cast<const uint16_t*>(x.data)[i];
-}
-
-__device__ __forceinline__ float gate_value(uint32_t raw, DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16: return unpack2<bf16>(raw).x;
-    case DType::kFloat16: return unpack2<fp16>(raw).x;
-    default: return __uint_as_float(raw);
-  }
-}
 
 __device__ __forceinline__ RawGates load_gates(const Gates& gates, const ChunkRows& rows, int head,
                                                int lane) {

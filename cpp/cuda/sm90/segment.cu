@@ -87,6 +87,16 @@ HopperParams segment_params(const SegmentProblem& p, const Layout& layout) {
   return params;
 }
 
+template <int kTiles>
+void launch_carry(const CarryParams& carry, const SegmentProblem& p) {
+  launch(sm90::carry_states<kTiles>,
+         {.blocks = carry.segments.num_blocks,
+          .threads = sm90::CombineTraits<kTiles>::kThreads,
+          .stream = p.device.stream,
+          .early_start = true},
+         carry, "carry_states");
+}
+
 void launch_carry(const HopperParams& params, const SegmentProblem& p, const float* initial) {
   const CarryParams carry = {.segments = params.segments,
                              .state = params.state,
@@ -94,23 +104,7 @@ void launch_carry(const HopperParams& params, const SegmentProblem& p, const flo
                              .initial = initial,
                              .transition = p.transition,
                              .offset = p.offset};
-  const int32_t blocks = params.segments.num_blocks;
-  CUstream_st* const stream = p.device.stream;
-  if (p.heads.state <= 16) {
-    launch(sm90::carry_states<1>,
-           {.blocks = blocks,
-            .threads = sm90::CombineTraits<1>::kThreads,
-            .stream = stream,
-            .early_start = true},
-           carry, "carry_states");
-  } else {
-    launch(sm90::carry_states<2>,
-           {.blocks = blocks,
-            .threads = sm90::CombineTraits<2>::kThreads,
-            .stream = stream,
-            .early_start = true},
-           carry, "carry_states");
-  }
+  p.heads.state <= 16 ? launch_carry<1>(carry, p) : launch_carry<2>(carry, p);
 }
 
 template <class T>
